@@ -1,0 +1,172 @@
+//! Waiting for a slot.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use pin_project_lite::pin_project;
+use tokio::time::Sleep;
+
+use crate::{
+    entry::Held,
+    gate::Joined,
+    overflow::Overflow,
+    permit::Permit,
+    reject::{RejectReason, Rejected},
+    sync::Arc,
+    timer,
+    waiter::{Outcome, Waiter},
+    word::Word,
+};
+
+/// What is decided at once about a request.
+pub(crate) enum Attempt {
+    Admitted(Permit),
+    Waits(Acquire),
+    Refused(Rejected),
+}
+
+/// Takes a slot if there is room; else decides whether the request may wait for one.
+pub(crate) fn attempt(held: Held, overflow: Overflow) -> Attempt {
+    match held.gate.try_enter() {
+        Ok(()) => Attempt::Admitted(Permit::of_taken(held)),
+        Err(word) if word.refuses(overflow.places()) => {
+            Attempt::Refused(refuse(&held, overflow, word))
+        }
+        Err(_) => Attempt::Waits(Acquire::new(held, overflow)),
+    }
+}
+
+fn refuse(held: &Held, overflow: Overflow, word: Word) -> Rejected {
+    let reason = match overflow.places() {
+        0 => RejectReason::AtLimit,
+        _ => RejectReason::QueueFull,
+    };
+    held.reject(reason, word)
+}
+
+pin_project! {
+    /// Takes a slot, waiting for it as the overflow policy allows.
+    ///
+    /// The request arrives at the first poll. Dropping the future gives up its place in the line,
+    /// or the slot that it was granted and did not collect.
+    #[derive(Debug)]
+    pub(crate) struct Acquire {
+        place: Place,
+        overflow: Overflow,
+        #[pin]
+        deadline: Option<Sleep>,
+    }
+}
+
+impl Acquire {
+    pub(crate) fn new(held: Held, overflow: Overflow) -> Self {
+        Self {
+            place: Place { held, waiter: None },
+            overflow,
+            deadline: None,
+        }
+    }
+}
+
+impl Future for Acquire {
+    type Output = Result<Permit, Rejected>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        if this.place.waiter.is_none() {
+            if let Poll::Ready(result) = this.place.arrive(*this.overflow, cx) {
+                return Poll::Ready(result);
+            }
+            if this.overflow.longest_wait() < Duration::MAX {
+                this.deadline
+                    .set(timer::sleep(this.overflow.longest_wait()));
+                if this.deadline.is_none() {
+                    return Poll::Ready(this.place.expire());
+                }
+            }
+        }
+        if let Poll::Ready(result) = this.place.poll(cx) {
+            return Poll::Ready(result);
+        }
+        match this.deadline.as_pin_mut() {
+            Some(deadline) => timer::poll(deadline, cx).map(|()| this.place.expire()),
+            None => Poll::Pending,
+        }
+    }
+}
+
+/// A place in the line of a tenant, or the slot that it became.
+#[derive(Debug)]
+struct Place {
+    held: Held,
+    // Present from the arrival to the end of the wait.
+    waiter: Option<Arc<Waiter>>,
+}
+
+impl Place {
+    /// Takes a slot, or a place in the line, or neither.
+    fn arrive(
+        &mut self,
+        overflow: Overflow,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Permit, Rejected>> {
+        match self.held.gate.join(overflow.places(), cx.waker()) {
+            Joined::Entered => Poll::Ready(Ok(Permit::of_taken(self.held.clone()))),
+            Joined::Refused(word) => Poll::Ready(Err(refuse(&self.held, overflow, word))),
+            Joined::Waiting(waiter) => {
+                self.waiter = Some(waiter);
+                Poll::Pending
+            }
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Permit, Rejected>> {
+        match &self.waiter {
+            Some(waiter) => waiter.poll(cx).map(|outcome| self.end(outcome)),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Ends the wait because its time is up; a slot granted meanwhile is kept.
+    fn expire(&mut self) -> Result<Permit, Rejected> {
+        match self.leave() {
+            Some(outcome) => self.end(outcome),
+            None => {
+                let word = self.held.gate.word();
+                Err(self.held.reject(RejectReason::WaitExpired, word))
+            }
+        }
+    }
+
+    fn end(&mut self, outcome: Outcome) -> Result<Permit, Rejected> {
+        self.waiter = None;
+        match outcome {
+            Outcome::Granted => Ok(Permit::of_taken(self.held.clone())),
+            Outcome::Refused => {
+                let word = self.held.gate.word();
+                Err(self.held.reject(RejectReason::Paused, word))
+            }
+        }
+    }
+
+    /// Leaves the line. What was decided about the wait, if it no longer was in the line.
+    fn leave(&mut self) -> Option<Outcome> {
+        let waiter = self.waiter.take()?;
+        if self.held.gate.abandon(&waiter) {
+            return None;
+        }
+        waiter.outcome()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.leave() == Some(Outcome::Granted) {
+            drop(Permit::of_taken(self.held.clone()));
+        }
+    }
+}

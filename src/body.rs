@@ -1,0 +1,100 @@
+//! The response body that keeps a permit.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+
+use crate::permit::Permit;
+
+pin_project! {
+    /// A response body that keeps the permit of its request until it ends, fails or is dropped,
+    /// whichever is first; or the body of a refusal.
+    ///
+    /// It ends with the frame after which the inner body says that it has ended. Frames, size hint
+    /// and end of stream are those of the inner body.
+    #[derive(Debug)]
+    pub struct ResponseBody<B> {
+        #[pin]
+        kind: Kind<B>,
+        // Declared last so that the inner body is dropped before the slot it stands for is free.
+        permit: Option<Permit>,
+    }
+}
+
+pin_project! {
+    #[project = KindProj]
+    #[derive(Debug)]
+    enum Kind<B> {
+        Inner { #[pin] body: B },
+        Text { text: Option<String> },
+    }
+}
+
+impl<B: Body> ResponseBody<B> {
+    pub(crate) fn new(body: B, permit: Option<Permit>) -> Self {
+        let permit = permit.filter(|_| !body.is_end_stream());
+        Self {
+            kind: Kind::Inner { body },
+            permit,
+        }
+    }
+}
+
+impl<B> ResponseBody<B> {
+    pub(crate) fn text(text: String) -> Self {
+        Self {
+            kind: Kind::Text { text: Some(text) },
+            permit: None,
+        }
+    }
+}
+
+impl<B> Body for ResponseBody<B>
+where
+    B: Body,
+    B::Data: From<String>,
+{
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let this = self.project();
+        match this.kind.project() {
+            KindProj::Inner { mut body } => {
+                let frame = ready!(body.as_mut().poll_frame(cx));
+                let goes_on = matches!(frame, Some(Ok(_))) && !body.is_end_stream();
+                if !goes_on {
+                    drop(this.permit.take());
+                }
+                Poll::Ready(frame)
+            }
+            KindProj::Text { text } => {
+                let frame = text.take().map(|text| Frame::data(text.into()));
+                Poll::Ready(frame.map(Ok))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            Kind::Inner { body } => body.is_end_stream(),
+            Kind::Text { text } => text.is_none(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            Kind::Inner { body } => body.size_hint(),
+            Kind::Text { text } => {
+                SizeHint::with_exact(text.as_ref().map_or(0, String::len) as u64)
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! What is kept of one tenant, and the handle that keeps it alive.
+
+use std::{fmt, ops::Deref, sync, time::Duration};
+
+use tokio::{sync::Notify, time::Instant};
+
+use crate::{
+    backoff::Backoff,
+    gate::Gate,
+    reject::{RejectReason, Rejected},
+    sync::{Arc, AtomicU64, Ordering, contain},
+    word::Word,
+};
+
+/// What the entries of one limiter share.
+#[derive(Debug)]
+pub(crate) struct Home {
+    born: Instant,
+    pub(crate) drained: Notify,
+    refusals: Backoff,
+}
+
+impl Home {
+    pub(crate) fn new() -> Self {
+        Self {
+            born: Instant::now(),
+            drained: Notify::new(),
+            refusals: Backoff::new(),
+        }
+    }
+
+    /// The age of the limiter, by tokio's clock.
+    pub(crate) fn age(&self) -> Duration {
+        Instant::now().saturating_duration_since(self.born)
+    }
+
+    /// Refuses a request that reached no tenant.
+    pub(crate) fn reject(&self, reason: RejectReason) -> Rejected {
+        Rejected::new(reason).with_retry_after(self.refusals.refuse(self.second()))
+    }
+
+    fn second(&self) -> u32 {
+        u32::try_from(self.age().as_secs()).unwrap_or(u32::MAX)
+    }
+}
+
+/// The state of one tenant.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) gate: Gate,
+    // The age of the limiter in milliseconds, plus one, when a sweep first found the tenant idle;
+    // 0 after each release.
+    idle_since: AtomicU64,
+    refusals: Backoff,
+    home: sync::Arc<Home>,
+}
+
+impl Entry {
+    pub(crate) fn new(limit: usize, home: sync::Arc<Home>) -> Self {
+        Self {
+            gate: Gate::new(limit),
+            idle_since: AtomicU64::new(0),
+            refusals: Backoff::new(),
+            home,
+        }
+    }
+
+    /// Takes a slot, or tells why not. Never waits.
+    pub(crate) fn try_enter(&self) -> Result<(), Rejected> {
+        self.gate
+            .try_enter()
+            .map_err(|word| self.reject(RejectReason::AtLimit, word))
+    }
+
+    pub(crate) fn leave(&self) {
+        self.idle_since.store(0, Ordering::Relaxed);
+        if self.gate.leave() {
+            // Wakes code of the user, inside a drop.
+            contain(|| self.home.drained.notify_waiters());
+        }
+    }
+
+    /// Refuses a request for `reason`, unless `word` shows a stronger one.
+    pub(crate) fn reject(&self, reason: RejectReason, word: Word) -> Rejected {
+        let reason = if word.is_closed() {
+            RejectReason::Closed
+        } else if word.limit() == 0 {
+            RejectReason::Paused
+        } else {
+            reason
+        };
+        Rejected::new(reason)
+            .with_figures(word.limit(), word.in_flight(), word.waiting())
+            .with_retry_after(self.refusals.refuse(self.home.second()))
+    }
+
+    /// Whether a tenant that nobody holds was idle for all of `ttl`, up to sweep time `now`.
+    ///
+    /// The idle time counts from the first sweep after the last release, so that a release need
+    /// not read the clock.
+    pub(crate) fn has_expired(&self, now: Duration, ttl: Duration) -> bool {
+        let now =
+            u64::try_from(now.as_millis()).map_or(u64::MAX, |millis| millis.saturating_add(1));
+        let since = self.idle_since.load(Ordering::Relaxed);
+        if (1..=now).contains(&since) {
+            return u128::from(now - since) >= ttl.as_millis();
+        }
+        // Released since the last sweep, or seen by a clock that has gone back (a paused one of
+        // another runtime). A release that comes in between stands.
+        let marked =
+            self.idle_since
+                .compare_exchange(since, now, Ordering::Relaxed, Ordering::Relaxed);
+        marked.is_ok() && ttl.is_zero()
+    }
+}
+
+/// An entry and its tenant, in one allocation.
+#[derive(Debug)]
+pub(crate) struct Tracked<T: ?Sized> {
+    pub(crate) hash: u64,
+    pub(crate) entry: Entry,
+    pub(crate) tenant: T,
+}
+
+/// Keeps an entry alive, whatever the type of its tenant.
+///
+/// An entry that is held is never evicted.
+#[derive(Clone)]
+pub(crate) struct Held(Erased);
+
+#[cfg(not(tenant_loom))]
+type Erased = Arc<Tracked<dyn Send + Sync>>;
+
+// loom's `Arc` does not coerce to an unsized type.
+#[cfg(tenant_loom)]
+type Erased = sync::Arc<dyn AsRef<Entry> + Send + Sync>;
+
+impl<T: Send + Sync + 'static> From<Arc<Tracked<T>>> for Held {
+    #[cfg(not(tenant_loom))]
+    fn from(tracked: Arc<Tracked<T>>) -> Self {
+        Self(tracked)
+    }
+
+    #[cfg(tenant_loom)]
+    fn from(tracked: Arc<Tracked<T>>) -> Self {
+        struct Erase<T>(Arc<Tracked<T>>);
+        impl<T> AsRef<Entry> for Erase<T> {
+            fn as_ref(&self) -> &Entry {
+                &self.0.entry
+            }
+        }
+        Self(sync::Arc::new(Erase(tracked)))
+    }
+}
+
+impl Deref for Held {
+    type Target = Entry;
+
+    #[cfg(not(tenant_loom))]
+    fn deref(&self) -> &Entry {
+        &self.0.entry
+    }
+
+    #[cfg(tenant_loom)]
+    fn deref(&self) -> &Entry {
+        self.0.as_ref().as_ref()
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The tenant may be a secret, and its type need not be `Debug`.
+        f.debug_struct("Held")
+            .field("word", &self.gate.word())
+            .finish()
+    }
+}

@@ -1,0 +1,217 @@
+//! Refusals as HTTP responses, and permits held by response bodies.
+
+use std::fmt;
+
+use http::{HeaderValue, Response, StatusCode, header};
+use http_body::Body;
+
+use crate::{
+    body::ResponseBody,
+    error::{BoxError, Error},
+    face::{Errors, Face, sealed},
+    layer::TenantConcurrencyLayer,
+    permit::Permit,
+    reject::{RejectReason, Rejected},
+};
+
+/// How long an admitted HTTP request keeps its permit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hold {
+    /// To the end of the response body: its last frame, its error, or its drop.
+    #[default]
+    Body,
+    /// To the response head. The body, however long it streams, counts for nothing.
+    Head,
+}
+
+impl<K, X> TenantConcurrencyLayer<K, X, Errors> {
+    /// Answers refused requests with a response, and leaves the errors of the inner service alone.
+    ///
+    /// | refused for | status |
+    /// |---|---|
+    /// | the limit, the queue or the wait of the tenant | 429 Too Many Requests |
+    /// | a closed limiter, or a full table | 503 Service Unavailable |
+    /// | a missing or invalid tenant | 400 Bad Request |
+    ///
+    /// The response has a `Retry-After` header, unless it is a 400, and a body of the type
+    /// `application/problem+json` ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)). A
+    /// [`Rejected`] in its extensions marks it as made here, to be told from a 429 of the inner
+    /// service.
+    ///
+    /// The permit is held to the end of the response body; [`hold`](Self::hold) changes that.
+    pub fn http(self) -> TenantConcurrencyLayer<K, X, Http> {
+        self.map_face(|Errors(())| Http {
+            hold: Hold::default(),
+            on_reject: Problem(()),
+        })
+    }
+
+    /// Leaves refusals errors, as clients want them, but holds the permit to the end of the body
+    /// of the HTTP response.
+    pub fn hold_body(self) -> TenantConcurrencyLayer<K, X, BodyErrors> {
+        self.map_face(|Errors(())| BodyErrors(()))
+    }
+}
+
+impl<K, X, R> TenantConcurrencyLayer<K, X, Http<R>> {
+    /// Sets how long an admitted request keeps its permit.
+    pub fn hold(self, hold: Hold) -> Self {
+        self.map_face(|face| Http { hold, ..face })
+    }
+
+    /// Answers refused requests with what `on_reject` makes of the refusal: a closure
+    /// `Fn(&Rejected) -> http::Response<B>`, where `B` is the body of the inner service.
+    ///
+    /// The response is marked by a [`Rejected`] in its extensions all the same.
+    pub fn on_reject<G>(self, on_reject: G) -> TenantConcurrencyLayer<K, X, Http<G>> {
+        self.map_face(|face| Http {
+            hold: face.hold,
+            on_reject,
+        })
+    }
+}
+
+/// Refusals are HTTP responses; made by [`TenantConcurrencyLayer::http`].
+#[derive(Clone, Copy)]
+pub struct Http<R = Problem> {
+    hold: Hold,
+    on_reject: R,
+}
+
+/// Makes the response to a refused request.
+///
+/// Closures `Fn(&Rejected) -> http::Response<B>` do.
+pub trait OnReject<B> {
+    /// Returns the response to a refused request.
+    fn respond(&self, rejected: &Rejected) -> Response<ResponseBody<B>>;
+}
+
+impl<B: Body, F: Fn(&Rejected) -> Response<B>> OnReject<B> for F {
+    fn respond(&self, rejected: &Rejected) -> Response<ResponseBody<B>> {
+        self(rejected).map(|body| ResponseBody::new(body, None))
+    }
+}
+
+/// The response to a refused request unless another is asked for: status, `Retry-After`, and a
+/// small problem document.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem(());
+
+impl<B> OnReject<B> for Problem {
+    fn respond(&self, rejected: &Rejected) -> Response<ResponseBody<B>> {
+        let status = status(rejected.reason());
+        let mut response = Response::new(ResponseBody::text(problem(status, rejected)));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
+        if let Some(delay) = rejected.retry_after() {
+            headers.insert(header::RETRY_AFTER, delay.as_secs().into());
+        }
+        response
+    }
+}
+
+fn status(reason: RejectReason) -> StatusCode {
+    match reason {
+        RejectReason::AtLimit
+        | RejectReason::QueueFull
+        | RejectReason::WaitExpired
+        | RejectReason::Paused => StatusCode::TOO_MANY_REQUESTS,
+        RejectReason::Closed | RejectReason::TableFull => StatusCode::SERVICE_UNAVAILABLE,
+        RejectReason::MissingTenant | RejectReason::InvalidTenant => StatusCode::BAD_REQUEST,
+    }
+}
+
+// Every member is a number or one of our own words, so nothing needs escaping.
+fn problem(status: StatusCode, rejected: &Rejected) -> String {
+    format!(
+        r#"{{"type":"about:blank","title":"{}","status":{},"detail":"{}","reason":"{}"}}"#,
+        status.canonical_reason().unwrap_or_default(),
+        status.as_u16(),
+        rejected.reason(),
+        rejected.reason().as_str(),
+    )
+}
+
+impl<R> sealed::Sealed for Http<R> {}
+
+impl<R, B, E> Face<Response<B>, E> for Http<R>
+where
+    R: OnReject<B> + Clone,
+    B: Body,
+{
+    type Response = Response<ResponseBody<B>>;
+    type Error = E;
+    type Ending = Hold;
+
+    fn ending(&self) -> Hold {
+        self.hold
+    }
+
+    fn finish(
+        hold: Hold,
+        result: Result<Response<B>, E>,
+        permit: Option<Permit>,
+    ) -> Result<Self::Response, E> {
+        let permit = permit.filter(|_| hold == Hold::Body);
+        result.map(|response| response.map(|body| ResponseBody::new(body, permit)))
+    }
+
+    fn refuse(&self, rejected: Rejected) -> Result<Self::Response, E> {
+        let mut response = self.on_reject.respond(&rejected);
+        response.extensions_mut().insert(rejected);
+        Ok(response)
+    }
+
+    fn fail(error: E) -> E {
+        error
+    }
+}
+
+impl<R> fmt::Debug for Http<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Http")
+            .field("hold", &self.hold)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Refusals are errors; the permit is held to the end of the body of the HTTP response.
+///
+/// Made by [`TenantConcurrencyLayer::hold_body`].
+#[derive(Clone, Copy, Debug)]
+pub struct BodyErrors(());
+
+impl sealed::Sealed for BodyErrors {}
+
+impl<B, E> Face<Response<B>, E> for BodyErrors
+where
+    B: Body,
+    E: Into<BoxError>,
+{
+    type Response = Response<ResponseBody<B>>;
+    type Error = Error;
+    type Ending = ();
+
+    fn ending(&self) {}
+
+    fn finish(
+        (): (),
+        result: Result<Response<B>, E>,
+        permit: Option<Permit>,
+    ) -> Result<Self::Response, Error> {
+        let response = result.map_err(Error::inner)?;
+        Ok(response.map(|body| ResponseBody::new(body, permit)))
+    }
+
+    fn refuse(&self, rejected: Rejected) -> Result<Self::Response, Error> {
+        Err(rejected.into())
+    }
+
+    fn fail(error: E) -> Error {
+        Error::inner(error)
+    }
+}

@@ -1,0 +1,494 @@
+//! The limiter: who the tenants are, and how many requests of each run.
+
+use std::{
+    borrow::{Borrow, Cow},
+    fmt,
+    hash::Hash,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    pin::pin,
+    sync,
+    time::Duration,
+};
+
+use crate::{
+    acquire::Acquire,
+    entry::{Entry, Held, Home, Tracked},
+    evict::Evictor,
+    limits::{LimitBook, Limits},
+    overflow::Overflow,
+    permit::Permit,
+    reject::{RejectReason, Rejected},
+    sweeper::{self, Sweep, Sweeper},
+    sync::{Arc, AtomicBool, AtomicU64, Ordering},
+    table::{Added, Table},
+    word::Word,
+};
+
+/// Caps how many requests of each tenant run at once.
+///
+/// Clones share all state but the [`Overflow`] policy, which each handle has for itself. A tenant
+/// is anything that is `Hash + Eq + Clone + Send + Sync + 'static`; it is tracked from its first
+/// request until it was idle for as long as the [`Evictor`] allows. A tracked tenant costs about
+/// 130 bytes and its key.
+///
+/// # Examples
+///
+/// A worker that leaves the work of a full tenant in its queue:
+///
+/// ```
+/// use tower_tenant::TenantLimiter;
+///
+/// let limiter = TenantLimiter::<String>::new(1);
+/// let permit = limiter.try_acquire("acme").unwrap();
+/// let rejected = limiter.try_acquire("acme").unwrap_err();
+/// assert_eq!(rejected.limit(), 1);
+/// assert!(limiter.try_acquire("zenith").is_ok());
+///
+/// drop(permit);
+/// assert!(limiter.try_acquire("acme").is_ok());
+/// ```
+pub struct TenantLimiter<K> {
+    shared: sync::Arc<Shared<K>>,
+    overflow: Overflow,
+}
+
+struct Shared<K> {
+    table: Table<K>,
+    home: sync::Arc<Home>,
+    sweeper: Sweeper,
+    limits: LimitBook<K>,
+    // The requests that name no tenant. Not in the table: no tenant can be called like it.
+    nameless: Arc<Tracked<()>>,
+    bypassed: AtomicU64,
+    closed: AtomicBool,
+}
+
+/// The figures of one tenant, read in one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// How many requests may be in flight.
+    pub limit: usize,
+    /// How many requests are in flight: admitted, or granted a slot they have not collected yet.
+    pub in_flight: usize,
+    /// How many requests wait; none of them holds a slot.
+    pub waiting: usize,
+}
+
+impl From<Word> for Stats {
+    fn from(word: Word) -> Self {
+        Self {
+            limit: word.limit(),
+            in_flight: word.in_flight(),
+            waiting: word.waiting(),
+        }
+    }
+}
+
+impl<K> TenantLimiter<K> {
+    /// How many requests of a tenant run at once by default: 4.
+    pub const DEFAULT_LIMIT: usize = 4;
+
+    /// Makes a limiter that lets each tenant have as many requests in flight as `limits` says: a
+    /// number, or [`Limits::by`].
+    ///
+    /// It needs no runtime, and sheds until told to [queue](Self::overflow).
+    pub fn new(limits: impl Into<Limits<K>>) -> Self {
+        let home = sync::Arc::new(Home::new());
+        let nameless = Tracked {
+            hash: 0,
+            entry: Entry::new(0, sync::Arc::clone(&home)),
+            tenant: (),
+        };
+        let shared = Shared {
+            table: Table::new(),
+            home,
+            sweeper: Sweeper::new(),
+            limits: LimitBook::new(limits.into()),
+            nameless: Arc::new(nameless),
+            bypassed: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        };
+        Self {
+            shared: sync::Arc::new(shared),
+            overflow: Overflow::default(),
+        }
+    }
+
+    /// Sets what becomes of a request whose tenant is at its limit, for this handle and those
+    /// cloned from it.
+    #[must_use]
+    pub fn overflow(self, overflow: Overflow) -> Self {
+        Self { overflow, ..self }
+    }
+
+    /// Bounds how many tenants are tracked, for all handles; by default they are not bounded.
+    ///
+    /// When the table is full, an idle tenant makes room for a new one. If all are in use the
+    /// newcomer is refused. A search for an idle tenant looks at about a thousand, so that requests
+    /// of made-up tenants stay cheap; the next one goes on where it ended.
+    #[must_use]
+    pub fn max_tenants(self, max: usize) -> Self {
+        self.shared.table.set_max(max);
+        self
+    }
+
+    /// Sets when idle tenants are forgotten, for all handles.
+    #[must_use]
+    pub fn evictor(self, evictor: Evictor) -> Self {
+        self.shared.sweeper.set(evictor);
+        self
+    }
+
+    /// Returns how many tenants are tracked.
+    #[must_use]
+    pub fn tracked(&self) -> usize {
+        self.shared.table.len()
+    }
+
+    /// Returns the figures of the requests that name no tenant and share a limit.
+    #[must_use]
+    pub fn nameless_stats(&self) -> Stats {
+        self.shared.nameless.entry.gate.word().into()
+    }
+
+    /// Returns how many requests that name no tenant were let through unlimited so far.
+    #[must_use]
+    pub fn bypassed(&self) -> u64 {
+        self.shared.bypassed.load(Ordering::Relaxed)
+    }
+
+    /// Evicts each tenant that was idle for as long as the [`Evictor`] says; returns how many.
+    ///
+    /// One sweep of what the evictor does by itself, for where no runtime is. A key that panics
+    /// when it is dropped does not keep the others from being evicted.
+    pub fn evict_idle(&self) -> usize {
+        let (now, ttl) = self.shared.sweep_times();
+        (0..self.shared.table.shards())
+            .map(|shard| self.shared.table.sweep(shard, now, ttl).evicted)
+            .sum()
+    }
+
+    /// Refuses all requests from now on, and all that wait.
+    ///
+    /// Requests in flight are not touched; [`drain`](Self::drain) waits for them.
+    pub fn close(&self) {
+        self.shared.closed.store(true, Ordering::Release);
+        // An entry that is not in the table yet will not get there open.
+        self.shared.limits.raise_edition();
+        self.shared.nameless.entry.gate.close();
+        for entries in self.shared.table.entries() {
+            for tracked in entries {
+                tracked.entry.gate.close();
+            }
+        }
+    }
+
+    /// Resolves when nothing is in flight.
+    ///
+    /// [Close](Self::close) the limiter first, or new requests may keep it busy for ever. Requests
+    /// that were let through unlimited do not count.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    pub async fn drain(&self) {
+        while self.drain_once().await {}
+    }
+
+    /// Waits for each tenant in turn. `false` if there was nothing to wait for.
+    async fn drain_once(&self) -> bool {
+        let mut waited = self.shared.idle(&self.shared.nameless.entry).await;
+        for entries in self.shared.table.entries() {
+            for tracked in entries {
+                waited |= self.shared.idle(&tracked.entry).await;
+            }
+        }
+        waited
+    }
+
+    pub(crate) fn policy(&self) -> Overflow {
+        self.overflow
+    }
+
+    /// The entry that requests without a tenant share.
+    pub(crate) fn hold_nameless(&self) -> Held {
+        Arc::clone(&self.shared.nameless).into()
+    }
+
+    pub(crate) fn set_nameless_limit(&self, limit: usize) {
+        self.shared.nameless.entry.gate.set_limit(limit, || true);
+    }
+
+    pub(crate) fn count_bypassed(&self) {
+        self.shared.bypassed.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
+    /// Takes a permit for `tenant` if it has room and nobody waits for it. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Rejected`] if the tenant is at its limit or paused, the limiter is closed, or the tenant
+    /// is new and the table is full.
+    pub fn try_acquire<Q>(&self, tenant: &Q) -> Result<Permit, Rejected>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        Permit::take(self.hold(Cow::Borrowed(tenant))?)
+    }
+
+    /// Acquires a permit for `tenant`, waiting as the overflow policy allows.
+    ///
+    /// # Errors
+    ///
+    /// [`Rejected`] if no permit came free in the time and queue that the policy allows, and in the
+    /// cases of [`try_acquire`](Self::try_acquire).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future gives up its place in the queue and takes no permit. The request arrives
+    /// in the queue at the first poll.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{Overflow, TenantLimiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let limiter = TenantLimiter::<u64>::new(1).overflow(Overflow::queue(1));
+    /// let first = limiter.acquire(&7).await.unwrap();
+    /// let second = tokio::spawn({
+    ///     let limiter = limiter.clone();
+    ///     async move { limiter.acquire(&7).await }
+    /// });
+    /// drop(first);
+    /// assert!(second.await.unwrap().is_ok());
+    /// # }
+    /// ```
+    pub async fn acquire<Q>(&self, tenant: &Q) -> Result<Permit, Rejected>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let held = self.hold(Cow::Borrowed(tenant))?;
+        Acquire::new(held, self.overflow).await
+    }
+
+    /// Returns the figures of `tenant`, or `None` if it is not tracked.
+    #[must_use]
+    pub fn stats<Q>(&self, tenant: &Q) -> Option<Stats>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let tracked = self.shared.get(tenant)?;
+        Some(tracked.entry.gate.word().into())
+    }
+
+    /// Returns how many requests of `tenant` are in flight.
+    #[must_use]
+    pub fn in_flight<Q>(&self, tenant: &Q) -> usize
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.stats(tenant).map_or(0, |stats| stats.in_flight)
+    }
+
+    /// Returns how many requests of `tenant` wait.
+    #[must_use]
+    pub fn waiting<Q>(&self, tenant: &Q) -> usize
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.stats(tenant).map_or(0, |stats| stats.waiting)
+    }
+
+    /// Sets the limits of all tenants that have none of their own, for all handles.
+    ///
+    /// A raise admits waiters at once. A cut takes effect as requests end, before any waiter is
+    /// admitted; nothing in flight is revoked. Setting [`Limits::by`] again asks the function again
+    /// for each tracked tenant.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the function of [`Limits::by`] does, once all other tenants have their new limit.
+    pub fn set_limits(&self, limits: impl Into<Limits<K>>) {
+        self.shared.limits.set(limits.into());
+        let mut panicked = None;
+        for entries in self.shared.table.entries() {
+            for tracked in entries {
+                let update = AssertUnwindSafe(|| self.shared.update_limit(&tracked));
+                panicked = catch_unwind(update).err().or(panicked);
+            }
+        }
+        if let Some(panic) = panicked {
+            resume_unwind(panic);
+        }
+    }
+
+    /// Sets a limit for one tenant, which stays when the tenant is evicted, until it is
+    /// [cleared](Self::clear_limit).
+    ///
+    /// It takes effect as [`set_limits`](Self::set_limits) tells; 0 pauses the tenant: it is
+    /// refused, and so are those of its requests that wait.
+    pub fn set_limit<Q>(&self, tenant: &Q, limit: usize)
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        self.shared.limits.set_exception(tenant.to_owned(), limit);
+        self.shared.update_limit_of(tenant);
+    }
+
+    /// Lets one tenant have the limit that applies to all again.
+    pub fn clear_limit<Q>(&self, tenant: &Q)
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.shared.limits.clear_exception(tenant);
+        self.shared.update_limit_of(tenant);
+    }
+
+    /// Finds the entry of a tenant, or makes it.
+    pub(crate) fn hold<Q>(&self, tenant: Cow<'_, Q>) -> Result<Held, Rejected>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let hash = self.shared.table.hash(&*tenant);
+        let known = self.shared.table.get(hash, &*tenant);
+        let tracked = match known {
+            Some(tracked) => tracked,
+            None => self.shared.track(hash, tenant.into_owned())?,
+        };
+        sweeper::ensure(&self.shared);
+        Ok(tracked.into())
+    }
+}
+
+impl<K> Shared<K> {
+    fn get<Q>(&self, tenant: &Q) -> Option<Arc<Tracked<K>>>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.table.get(self.table.hash(tenant), tenant)
+    }
+
+    #[cold]
+    fn track(&self, hash: u64, tenant: K) -> Result<Arc<Tracked<K>>, Rejected>
+    where
+        K: Hash + Eq,
+    {
+        let new = Arc::new(Tracked {
+            hash,
+            entry: Entry::new(0, sync::Arc::clone(&self.home)),
+            tenant,
+        });
+        loop {
+            let edition = self.limits.edition();
+            if self.closed.load(Ordering::Acquire) {
+                return Err(self.home.reject(RejectReason::Closed));
+            }
+            let limit = self.limits.of(&new.tenant);
+            new.entry.gate.set_limit(limit, || true);
+            match self.table.add(&new, || self.limits.edition() == edition) {
+                Added::Tracked(tracked) => return Ok(tracked),
+                Added::Full => return Err(self.home.reject(RejectReason::TableFull)),
+                Added::Stale => {}
+            }
+        }
+    }
+
+    fn update_limit_of<Q>(&self, tenant: &Q)
+    where
+        K: Borrow<Q> + Hash + Eq,
+        Q: Hash + Eq + ?Sized,
+    {
+        if let Some(tracked) = self.get(tenant) {
+            self.update_limit(&tracked);
+        }
+    }
+
+    /// Puts the limit in force that applies to a tenant now.
+    fn update_limit(&self, tracked: &Tracked<K>)
+    where
+        K: Hash + Eq,
+    {
+        loop {
+            let edition = self.limits.edition();
+            let limit = self.limits.of(&tracked.tenant);
+            let still = || self.limits.edition() == edition;
+            if tracked.entry.gate.set_limit(limit, still) {
+                return;
+            }
+        }
+    }
+
+    /// Resolves when nothing is in flight; tells whether anything was.
+    async fn idle(&self, entry: &Entry) -> bool {
+        let mut was_busy = false;
+        loop {
+            let drained = pin!(self.home.drained.notified());
+            if !entry.gate.watch() {
+                return was_busy;
+            }
+            was_busy = true;
+            drained.await;
+        }
+    }
+
+    fn sweep_times(&self) -> (Duration, Duration) {
+        (self.home.age(), self.sweeper.evictor().ttl())
+    }
+}
+
+impl<K: Send + Sync + 'static> Sweep for Shared<K> {
+    fn sweeper(&self) -> &Sweeper {
+        &self.sweeper
+    }
+
+    fn is_empty(&self) -> bool {
+        self.table.len() == 0
+    }
+
+    fn shards(&self) -> usize {
+        self.table.shards()
+    }
+
+    fn sweep(&self, shard: usize) -> usize {
+        let (now, ttl) = self.sweep_times();
+        self.table.sweep(shard, now, ttl).looked_at
+    }
+}
+
+impl<K> Clone for TenantLimiter<K> {
+    fn clone(&self) -> Self {
+        Self {
+            shared: sync::Arc::clone(&self.shared),
+            overflow: self.overflow,
+        }
+    }
+}
+
+impl<K> Default for TenantLimiter<K> {
+    fn default() -> Self {
+        Self::new(Self::DEFAULT_LIMIT)
+    }
+}
+
+impl<K> fmt::Debug for TenantLimiter<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TenantLimiter")
+            .field("tracked", &self.tracked())
+            .field("overflow", &self.overflow)
+            .finish_non_exhaustive()
+    }
+}

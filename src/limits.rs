@@ -1,0 +1,218 @@
+//! How many requests each tenant may have in flight.
+
+use std::{borrow::Borrow, fmt, hash::Hash, sync};
+
+use ahash::RandomState;
+use hashbrown::HashTable;
+
+use crate::{
+    sync::{Arc, AtomicU64, Ordering, RwLock, read, write},
+    word,
+};
+
+/// The limit of each tenant: one number for all, or a function of the tenant.
+///
+/// 0 pauses a tenant: its requests are refused at once, queue or not. Numbers above 1 048 575 are
+/// taken as that.
+///
+/// # Examples
+///
+/// ```
+/// use tower_tenant::{Limits, TenantLimiter};
+///
+/// let same_for_all = TenantLimiter::<u64>::new(4);
+/// let by_plan = TenantLimiter::new(Limits::by(|tenant: &String| {
+///     if tenant.starts_with("pro-") { 16 } else { 4 }
+/// }));
+/// ```
+pub struct Limits<K>(Source<K>);
+
+enum Source<K> {
+    Number(usize),
+    Function(sync::Arc<Function<K>>),
+}
+
+type Function<K> = dyn Fn(&K) -> usize + Send + Sync;
+
+impl<K> Limits<K> {
+    /// Asks `limit` once for each tenant that starts to be tracked, and once for each tracked
+    /// tenant whenever the limits are set.
+    ///
+    /// It runs under no lock. Should it panic, the request that asked fails with the panic, and
+    /// nothing else changes.
+    pub fn by(limit: impl Fn(&K) -> usize + Send + Sync + 'static) -> Self {
+        Self(Source::Function(sync::Arc::new(limit)))
+    }
+
+    fn of(&self, tenant: &K) -> usize {
+        match &self.0 {
+            Source::Number(limit) => *limit,
+            Source::Function(limit) => limit(tenant),
+        }
+    }
+}
+
+impl<K> From<usize> for Limits<K> {
+    fn from(limit: usize) -> Self {
+        Self(Source::Number(limit))
+    }
+}
+
+impl<K> Clone for Limits<K> {
+    fn clone(&self) -> Self {
+        Self(match &self.0 {
+            Source::Number(limit) => Source::Number(*limit),
+            Source::Function(limit) => Source::Function(sync::Arc::clone(limit)),
+        })
+    }
+}
+
+impl<K> fmt::Debug for Limits<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Source::Number(limit) => write!(f, "Limits({limit})"),
+            Source::Function(_) => write!(f, "Limits(..)"),
+        }
+    }
+}
+
+/// The limits in force: those for all tenants, and exceptions for some.
+pub(crate) struct LimitBook<K> {
+    limits: RwLock<Limits<K>>,
+    exceptions: Exceptions<K>,
+    // Raised after each change and before it is applied: a limit that was worked out at an older
+    // edition must not be put in force.
+    edition: AtomicU64,
+}
+
+impl<K> LimitBook<K> {
+    pub(crate) fn new(limits: Limits<K>) -> Self {
+        Self {
+            limits: RwLock::new(limits),
+            exceptions: Exceptions::new(),
+            edition: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn edition(&self) -> u64 {
+        self.edition.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn raise_edition(&self) {
+        self.edition.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn set(&self, limits: Limits<K>) {
+        let stale = std::mem::replace(&mut *write(&self.limits), limits);
+        self.raise_edition();
+        drop(stale);
+    }
+
+    pub(crate) fn set_exception(&self, tenant: K, limit: usize)
+    where
+        K: Hash + Eq,
+    {
+        self.exceptions.set(tenant, limit);
+        self.raise_edition();
+    }
+
+    pub(crate) fn clear_exception<Q>(&self, tenant: &Q)
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.exceptions.clear(tenant);
+        self.raise_edition();
+    }
+
+    pub(crate) fn of(&self, tenant: &K) -> usize
+    where
+        K: Hash + Eq,
+    {
+        let limit = self.exceptions.get(tenant).unwrap_or_else(|| {
+            let limits = read(&self.limits).clone();
+            limits.of(tenant)
+        });
+        limit.min(word::MAX)
+    }
+}
+
+/// Limits of single tenants, which stay when the tenant is evicted.
+struct Exceptions<K> {
+    hasher: RandomState,
+    limits: RwLock<HashTable<Arc<Exception<K>>>>,
+}
+
+struct Exception<K> {
+    hash: u64,
+    tenant: K,
+    limit: usize,
+}
+
+impl<K> Exceptions<K> {
+    fn new() -> Self {
+        Self {
+            hasher: RandomState::new(),
+            limits: RwLock::new(HashTable::new()),
+        }
+    }
+
+    fn get(&self, tenant: &K) -> Option<usize>
+    where
+        K: Hash + Eq,
+    {
+        if read(&self.limits).is_empty() {
+            return None;
+        }
+        let hash = self.hasher.hash_one(tenant);
+        let limits = read(&self.limits);
+        let exception = limits.find(hash, |other| other.is(hash, tenant))?;
+        Some(exception.limit)
+    }
+
+    fn set(&self, tenant: K, limit: usize)
+    where
+        K: Hash + Eq,
+    {
+        let hash = self.hasher.hash_one(&tenant);
+        let new = Arc::new(Exception {
+            hash,
+            tenant,
+            limit,
+        });
+        let mut limits = write(&self.limits);
+        let stale = limits
+            .find_mut(hash, |other| other.is(hash, &new.tenant))
+            .map(|old| std::mem::replace(old, Arc::clone(&new)));
+        if stale.is_none() {
+            limits.insert_unique(hash, new, |other| other.hash);
+        }
+        drop(limits);
+        drop(stale);
+    }
+
+    fn clear<Q>(&self, tenant: &Q)
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let hash = self.hasher.hash_one(tenant);
+        let mut limits = write(&self.limits);
+        let cleared = limits
+            .find_entry(hash, |other| other.is(hash, tenant))
+            .map(|found| found.remove().0)
+            .ok();
+        drop(limits);
+        drop(cleared);
+    }
+}
+
+impl<K> Exception<K> {
+    fn is<Q>(&self, hash: u64, tenant: &Q) -> bool
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        self.hash == hash && self.tenant.borrow() == tenant
+    }
+}

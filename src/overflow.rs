@@ -1,0 +1,75 @@
+//! What becomes of a request whose tenant is at its limit.
+
+use std::time::Duration;
+
+use crate::word;
+
+/// What becomes of a request whose tenant is at its limit: it is refused, or it waits.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_tenant::Overflow;
+///
+/// let shed = Overflow::shed(); // the default
+/// let queue = Overflow::queue(16).max_wait(Duration::from_millis(500));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overflow {
+    queue: usize,
+    max_wait: Duration,
+}
+
+impl Overflow {
+    /// How long a request waits unless [`max_wait`](Self::max_wait) says otherwise: 1 s.
+    pub const DEFAULT_MAX_WAIT: Duration = Duration::from_secs(1);
+
+    /// Refuses at once.
+    #[must_use]
+    pub const fn shed() -> Self {
+        Self::queue(0)
+    }
+
+    /// Lets up to `len` requests of each tenant wait, for
+    /// [`DEFAULT_MAX_WAIT`](Self::DEFAULT_MAX_WAIT) at most, in the order of their arrival.
+    ///
+    /// A request arrives when its future is polled for the first time. 0 is the same as
+    /// [`shed`](Self::shed); more than 1 048 575 is that.
+    #[must_use]
+    pub const fn queue(len: usize) -> Self {
+        Self {
+            queue: if len < word::MAX { len } else { word::MAX },
+            max_wait: Self::DEFAULT_MAX_WAIT,
+        }
+    }
+
+    /// Bounds how long a request waits, by tokio's clock.
+    ///
+    /// [`Duration::ZERO`] is the same as [`shed`](Self::shed). [`Duration::MAX`] waits for as long
+    /// as it takes; any other bound needs a tokio runtime with its time driver enabled, without
+    /// which a request that would have to wait is refused as if its time were up.
+    #[must_use]
+    pub const fn max_wait(self, max_wait: Duration) -> Self {
+        Self { max_wait, ..self }
+    }
+
+    /// How many may wait.
+    pub(crate) const fn places(self) -> usize {
+        if self.max_wait.is_zero() {
+            0
+        } else {
+            self.queue
+        }
+    }
+
+    pub(crate) const fn longest_wait(self) -> Duration {
+        self.max_wait
+    }
+}
+
+impl Default for Overflow {
+    fn default() -> Self {
+        Self::shed()
+    }
+}

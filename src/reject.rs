@@ -1,0 +1,153 @@
+//! What a refused request is told.
+
+use std::{error, fmt, time::Duration};
+
+/// Why a request was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RejectReason {
+    /// The tenant has as many requests in flight as its limit allows, and this one would not wait.
+    AtLimit,
+    /// The tenant is at its limit, and as many of its requests wait as the queue holds.
+    QueueFull,
+    /// The request waited as long as the overflow policy allows.
+    WaitExpired,
+    /// The limit of the tenant is 0.
+    Paused,
+    /// The limiter was closed.
+    Closed,
+    /// As many tenants are tracked as `max_tenants` allows, and all that were looked at are in use.
+    TableFull,
+    /// The request names no tenant.
+    MissingTenant,
+    /// The request names its tenant in a way that cannot be used: too long, empty, not text, or
+    /// more than once.
+    InvalidTenant,
+}
+
+impl RejectReason {
+    /// Returns a stable name in snake case, for logs, labels and machine-readable answers.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::AtLimit => "at_limit",
+            Self::QueueFull => "queue_full",
+            Self::WaitExpired => "wait_expired",
+            Self::Paused => "paused",
+            Self::Closed => "closed",
+            Self::TableFull => "table_full",
+            Self::MissingTenant => "missing_tenant",
+            Self::InvalidTenant => "invalid_tenant",
+        }
+    }
+
+    const fn sentence(self) -> &'static str {
+        match self {
+            Self::AtLimit => "the tenant has too many requests in flight",
+            Self::QueueFull => "the tenant has too many requests waiting",
+            Self::WaitExpired => "the request waited too long for a slot of its tenant",
+            Self::Paused => "the tenant is paused",
+            Self::Closed => "the service takes no new requests",
+            Self::TableFull => "too many tenants are active",
+            Self::MissingTenant => "the request names no tenant",
+            Self::InvalidTenant => "the request names its tenant in an invalid way",
+        }
+    }
+}
+
+impl fmt::Display for RejectReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.sentence())
+    }
+}
+
+/// A refusal, with the figures it was decided on.
+///
+/// It is small and `Copy`: making one allocates nothing. It never names the tenant, so it can be
+/// shown to a caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rejected {
+    reason: RejectReason,
+    limit: u32,
+    in_flight: u32,
+    waiting: u32,
+    retry_after: Option<u8>,
+}
+
+impl Rejected {
+    pub(crate) fn new(reason: RejectReason) -> Self {
+        Self {
+            reason,
+            limit: 0,
+            in_flight: 0,
+            waiting: 0,
+            retry_after: None,
+        }
+    }
+
+    pub(crate) fn with_figures(self, limit: usize, in_flight: usize, waiting: usize) -> Self {
+        // Each fits: the core keeps them in 20 bits.
+        Self {
+            limit: limit as u32,
+            in_flight: in_flight as u32,
+            waiting: waiting as u32,
+            ..self
+        }
+    }
+
+    pub(crate) fn with_retry_after(self, seconds: u8) -> Self {
+        Self {
+            retry_after: Some(seconds),
+            ..self
+        }
+    }
+
+    /// Returns why the request was refused.
+    #[must_use]
+    pub fn reason(&self) -> RejectReason {
+        self.reason
+    }
+
+    /// Returns the limit of the tenant, or 0 if the request was refused before its tenant was
+    /// known.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.limit as usize
+    }
+
+    /// Returns how many requests of the tenant were in flight when this one was refused.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.in_flight as usize
+    }
+
+    /// Returns how many requests of the tenant were waiting when this one was refused.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting as usize
+    }
+
+    /// Returns how long the caller should stay away: 1 to 32 whole seconds.
+    ///
+    /// The hint doubles while a tenant goes on being refused and falls again afterwards. `None`
+    /// where coming back does not help: a request without a usable tenant.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
+            .map(|seconds| Duration::from_secs(seconds.into()))
+    }
+}
+
+impl fmt::Display for Rejected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "request refused: {}", self.reason)?;
+        if self.limit > 0 {
+            write!(f, " (limit {}", self.limit)?;
+            write!(f, ", in flight {}", self.in_flight)?;
+            write!(f, ", waiting {})", self.waiting)?;
+        }
+        Ok(())
+    }
+}
+
+impl error::Error for Rejected {}

@@ -1,0 +1,79 @@
+//! One waiting request: what was decided about it, and whom to wake.
+
+use std::task::{Context, Poll, Waker};
+
+use crate::sync::{Mutex, contain, lock};
+
+/// What became of a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// A slot was taken on behalf of the waiter.
+    Granted,
+    /// The gate was closed or paused; no slot was taken.
+    Refused,
+}
+
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    // Only the lock of the queue it waits in orders a waiter among others.
+    pub(crate) ticket: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    outcome: Option<Outcome>,
+    waker: Option<Waker>,
+}
+
+impl Waiter {
+    pub(crate) fn new(ticket: u64, waker: Waker) -> Self {
+        let state = State {
+            outcome: None,
+            waker: Some(waker),
+        };
+        Self {
+            ticket,
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Decides the wait. The caller holds the lock of the queue and wakes once it has let go of it.
+    pub(crate) fn decide(&self, outcome: Outcome) {
+        lock(&self.state).outcome = Some(outcome);
+    }
+
+    /// Wakes whoever polled last. Takes no lock of a queue: wakers are code of the user.
+    pub(crate) fn wake(&self) {
+        let waker = lock(&self.state).waker.take();
+        if let Some(waker) = waker {
+            contain(|| waker.wake());
+        }
+    }
+
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<Outcome> {
+        if self.is_up_to_date(cx.waker()) {
+            return Poll::Pending;
+        }
+        let fresh = cx.waker().clone();
+        let mut state = lock(&self.state);
+        if let Some(outcome) = state.outcome {
+            drop(state);
+            return Poll::Ready(outcome);
+        }
+        let stale = state.waker.replace(fresh);
+        drop(state);
+        drop(stale);
+        Poll::Pending
+    }
+
+    /// What was decided, if anything was.
+    pub(crate) fn outcome(&self) -> Option<Outcome> {
+        lock(&self.state).outcome
+    }
+
+    fn is_up_to_date(&self, waker: &Waker) -> bool {
+        let state = lock(&self.state);
+        state.outcome.is_none() && state.waker.as_ref().is_some_and(|own| own.will_wake(waker))
+    }
+}

@@ -1,0 +1,116 @@
+//! The state of a gate in one word: in flight, waiting, limit, and two flags.
+//!
+//! Everything a decision depends on changes in one atomic step, so no decision rests on two
+//! readings that do not belong together.
+
+use std::fmt;
+
+const BITS: u32 = 20;
+const FIELD: u64 = (1 << BITS) - 1;
+const WAITING: u64 = FIELD << BITS;
+const LIMIT: u64 = FIELD << (2 * BITS);
+const CLOSED: u64 = 1 << (3 * BITS);
+const WATCHED: u64 = 1 << (3 * BITS + 1);
+
+/// One request in flight.
+pub(crate) const IN_FLIGHT: u64 = 1;
+/// One request waiting.
+pub(crate) const ONE_WAITING: u64 = 1 << BITS;
+
+/// The largest limit and the longest queue of one tenant: 1 048 575. Larger numbers are clamped.
+pub(crate) const MAX: usize = FIELD as usize;
+
+/// A reading of a gate.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Word(pub(crate) u64);
+
+impl Word {
+    pub(crate) fn new(limit: usize) -> Self {
+        Self(0).with_limit(limit)
+    }
+
+    pub(crate) fn in_flight(self) -> usize {
+        (self.0 & FIELD) as usize
+    }
+
+    pub(crate) fn waiting(self) -> usize {
+        ((self.0 & WAITING) >> BITS) as usize
+    }
+
+    pub(crate) fn limit(self) -> usize {
+        ((self.0 & LIMIT) >> (2 * BITS)) as usize
+    }
+
+    pub(crate) fn is_closed(self) -> bool {
+        self.0 & CLOSED != 0
+    }
+
+    pub(crate) fn is_watched(self) -> bool {
+        self.0 & WATCHED != 0
+    }
+
+    /// A newcomer may enter: there is room and nobody waits for it.
+    pub(crate) fn admits(self) -> bool {
+        self.0 & (CLOSED | WAITING) == 0 && self.has_room()
+    }
+
+    /// The first waiter may enter.
+    pub(crate) fn owes(self) -> bool {
+        self.0 & WAITING != 0 && self.has_room()
+    }
+
+    /// A newcomer may neither enter nor wait behind `queue - 1` others at most.
+    pub(crate) fn refuses(self, queue: usize) -> bool {
+        self.is_closed() || self.limit() == 0 || (!self.has_room() && self.waiting() >= queue)
+    }
+
+    /// A release from here concerns nobody but the releaser.
+    pub(crate) fn is_quiet(self) -> bool {
+        self.0 & (WAITING | WATCHED) == 0
+    }
+
+    /// One more waits.
+    pub(crate) fn joined(self) -> Self {
+        Self(self.0 + ONE_WAITING)
+    }
+
+    /// The first waiter has entered.
+    pub(crate) fn granted(self) -> Self {
+        Self(self.0 + IN_FLIGHT - ONE_WAITING)
+    }
+
+    pub(crate) fn with_limit(self, limit: usize) -> Self {
+        Self(self.0 & !LIMIT | (limit.min(MAX) as u64) << (2 * BITS))
+    }
+
+    pub(crate) fn without_waiting(self) -> Self {
+        Self(self.0 & !WAITING)
+    }
+
+    pub(crate) fn closed(self) -> Self {
+        Self(self.0 | CLOSED)
+    }
+
+    pub(crate) fn watched(self) -> Self {
+        Self(self.0 | WATCHED)
+    }
+
+    pub(crate) fn unwatched(self) -> Self {
+        Self(self.0 & !WATCHED)
+    }
+
+    fn has_room(self) -> bool {
+        self.in_flight() < self.limit()
+    }
+}
+
+impl fmt::Debug for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Word")
+            .field("in_flight", &self.in_flight())
+            .field("waiting", &self.waiting())
+            .field("limit", &self.limit())
+            .field("closed", &self.is_closed())
+            .finish_non_exhaustive()
+    }
+}

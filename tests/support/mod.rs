@@ -1,0 +1,170 @@
+//! What the tests share: an inner service that stays busy until it is told otherwise, and a probe
+//! of how much capacity a tenant really has.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    fmt::Debug,
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll},
+};
+
+use tokio::sync::Semaphore;
+use tokio_test::task::{self, Spawn};
+use tower::{Service, ServiceExt};
+use tower_tenant::{Overflow, TenantLimiter};
+
+/// A request: the name of its tenant.
+pub type Tenant = &'static str;
+
+/// An inner service whose requests stay in it until the test lets them go.
+///
+/// It counts who is inside: how many now, at most, and ever.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    seen: Arc<Mutex<HashMap<Tenant, Seen>>>,
+    exits: Arc<Semaphore>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    pub running: usize,
+    pub peak: usize,
+    pub calls: usize,
+}
+
+impl Gate {
+    /// A gate that lets nobody out.
+    pub fn shut() -> Self {
+        Self {
+            seen: Arc::default(),
+            exits: Arc::new(Semaphore::new(0)),
+        }
+    }
+
+    /// A gate that lets everybody out at once.
+    pub fn open() -> Self {
+        let gate = Self::shut();
+        gate.let_out(1 << 20);
+        gate
+    }
+
+    /// Lets the next `count` requests out, whoever polls first.
+    pub fn let_out(&self, count: usize) {
+        self.exits.add_permits(count);
+    }
+
+    pub fn seen(&self, tenant: Tenant) -> Seen {
+        let seen = self.seen.lock().unwrap();
+        seen.get(tenant).copied().unwrap_or_default()
+    }
+
+    pub fn running(&self, tenant: Tenant) -> usize {
+        self.seen(tenant).running
+    }
+
+    pub fn peak(&self, tenant: Tenant) -> usize {
+        self.seen(tenant).peak
+    }
+
+    pub fn calls(&self, tenant: Tenant) -> usize {
+        self.seen(tenant).calls
+    }
+
+    fn enter(&self, tenant: Tenant) -> Inside {
+        let mut all = self.seen.lock().unwrap();
+        let seen = all.entry(tenant).or_default();
+        seen.calls += 1;
+        seen.running += 1;
+        seen.peak = seen.peak.max(seen.running);
+        Inside {
+            gate: self.clone(),
+            tenant,
+        }
+    }
+}
+
+/// A request that is inside a [`Gate`].
+#[derive(Debug)]
+struct Inside {
+    gate: Gate,
+    tenant: Tenant,
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let mut all = self.gate.seen.lock().unwrap();
+        all.entry(self.tenant).or_default().running -= 1;
+    }
+}
+
+impl Service<Tenant> for Gate {
+    type Response = Tenant;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Tenant, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, tenant: Tenant) -> Self::Future {
+        let inside = self.enter(tenant);
+        let exits = Arc::clone(&self.exits);
+        Box::pin(async move {
+            exits.acquire().await.expect("never closed").forget();
+            drop(inside);
+            Ok(tenant)
+        })
+    }
+}
+
+/// Readies a clone of `service` and calls it, as a server does with each request.
+pub fn call<S, Req>(service: &S, req: Req) -> Spawn<S::Future>
+where
+    S: Service<Req> + Clone,
+    S::Error: Debug,
+{
+    let mut service = service.clone();
+    let ready = ServiceExt::<Req>::ready(&mut service);
+    tokio_test::assert_ready_ok!(task::spawn(ready).poll());
+    task::spawn(service.call(req))
+}
+
+/// The extractor that goes with [`Gate`].
+pub fn tenant_of(tenant: &Tenant) -> Option<Tenant> {
+    Some(tenant)
+}
+
+/// The full-capacity probe: with nothing running, exactly `limit` requests of the tenant enter,
+/// `queue` wait and the next is refused. Less is a leak, more is a surplus.
+pub fn probe(limiter: &TenantLimiter<Tenant>, tenant: Tenant, limit: usize, queue: usize) {
+    assert_eq!(limiter.in_flight(&tenant), 0, "in flight before the probe");
+    assert_eq!(limiter.waiting(&tenant), 0, "waiting before the probe");
+    let limiter = limiter
+        .clone()
+        .overflow(Overflow::queue(queue).max_wait(std::time::Duration::MAX));
+    let mut requests: Vec<_> = (0..limit + queue + 1)
+        .map(|_| {
+            let limiter = limiter.clone();
+            task::spawn(async move { limiter.acquire(&tenant).await })
+        })
+        .collect();
+    let (mut admitted, mut waiting, mut refused) = (Vec::new(), 0, 0);
+    for request in &mut requests {
+        match request.poll() {
+            Poll::Ready(Ok(permit)) => admitted.push(permit),
+            Poll::Ready(Err(_)) => refused += 1,
+            Poll::Pending => waiting += 1,
+        }
+    }
+    assert_eq!((admitted.len(), waiting, refused), (limit, queue, 1));
+    assert_eq!(limiter.in_flight(&tenant), limit);
+    assert_eq!(limiter.waiting(&tenant), queue);
+    drop(requests);
+    drop(admitted);
+    assert_eq!(limiter.in_flight(&tenant), 0, "in flight after the probe");
+    assert_eq!(limiter.waiting(&tenant), 0, "waiting after the probe");
+}
