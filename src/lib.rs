@@ -1,5 +1,6 @@
 //! x
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod acquire;
 mod backoff;
