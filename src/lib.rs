@@ -21,6 +21,8 @@ mod layer;
 mod limiter;
 mod limits;
 mod missing;
+#[cfg(all(test, tenant_loom))]
+mod model;
 mod overflow;
 mod permit;
 mod reject;

@@ -163,7 +163,11 @@ impl<K> TenantLimiter<K> {
     /// One sweep of what the evictor does by itself, for where no runtime is. A key that panics
     /// when it is dropped does not keep the others from being evicted.
     pub fn evict_idle(&self) -> usize {
-        let (now, ttl) = self.shared.sweep_times();
+        self.evict_idle_after(self.shared.sweeper.evictor().ttl())
+    }
+
+    pub(crate) fn evict_idle_after(&self, ttl: Duration) -> usize {
+        let now = self.shared.home.age();
         (0..self.shared.table.shards())
             .map(|shard| self.shared.table.sweep(shard, now, ttl).evicted)
             .sum()
@@ -444,10 +448,6 @@ impl<K> Shared<K> {
             drained.await;
         }
     }
-
-    fn sweep_times(&self) -> (Duration, Duration) {
-        (self.home.age(), self.sweeper.evictor().ttl())
-    }
 }
 
 impl<K: Send + Sync + 'static> Sweep for Shared<K> {
@@ -464,8 +464,8 @@ impl<K: Send + Sync + 'static> Sweep for Shared<K> {
     }
 
     fn sweep(&self, shard: usize) -> usize {
-        let (now, ttl) = self.sweep_times();
-        self.table.sweep(shard, now, ttl).looked_at
+        let ttl = self.sweeper.evictor().ttl();
+        self.table.sweep(shard, self.home.age(), ttl).looked_at
     }
 }
 
