@@ -15,7 +15,7 @@ use crate::{acquire::Acquire, face::Face, permit::Permit};
 pin_project! {
     /// The response future of [`TenantConcurrency`](crate::TenantConcurrency).
     ///
-    /// It is no larger than the request and the inner future need, and is never boxed.
+    /// It is not boxed. Waiting allocates once, for the place in the queue.
     ///
     /// # Cancel safety
     ///
@@ -57,7 +57,8 @@ pin_project! {
             // Declared last so that the work is dropped before the slot it stands for is free.
             permit: Option<Permit>,
         },
-        Refused {
+        // Refused, or the inner service failed to get ready.
+        Answered {
             answer: Option<Result<Res, Err>>,
         },
         Done,
@@ -91,7 +92,7 @@ where
 
     pub(crate) fn refused(answer: Result<F::Response, F::Error>) -> Self {
         Self {
-            state: State::Refused {
+            state: State::Answered {
                 answer: Some(answer),
             },
         }
@@ -105,6 +106,10 @@ where
 {
     type Output = Result<F::Response, F::Error>;
 
+    /// # Panics
+    ///
+    /// Panics if polled after it has resolved.
+    #[expect(clippy::panic, reason = "the contract of futures is broken")]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.project().state;
         loop {
@@ -114,35 +119,17 @@ where
                     face,
                     acquire,
                 } => match ready!(acquire.poll(cx)) {
-                    Ok(permit) => State::Readying {
-                        work: work.take(),
-                        ending: face.ending(),
-                        permit: Some(permit),
-                    },
-                    Err(rejected) => State::Refused {
-                        answer: Some(face.refuse(rejected)),
-                    },
+                    Ok(permit) => State::readying(work.take(), face.ending(), permit),
+                    Err(rejected) => State::answered(face.refuse(rejected)),
                 },
                 StateProj::Readying {
                     work,
                     ending,
                     permit,
-                } => {
-                    if let Some((service, _)) = work {
-                        if let Err(error) = ready!(service.poll_ready(cx)) {
-                            state.set(State::Done);
-                            return Poll::Ready(Err(F::fail(error)));
-                        }
-                    }
-                    match work.take() {
-                        Some((mut service, req)) => State::Running {
-                            future: service.call(req),
-                            ending: *ending,
-                            permit: permit.take(),
-                        },
-                        None => State::Done,
-                    }
-                }
+                } => match ready!(poll_ready(work, cx)) {
+                    Ok(()) => State::called(work.take(), *ending, permit.take()),
+                    Err(error) => State::answered(Err(F::fail(error))),
+                },
                 StateProj::Running {
                     future,
                     ending,
@@ -153,7 +140,7 @@ where
                     state.set(State::Done);
                     return Poll::Ready(F::finish(ending, result, permit));
                 }
-                StateProj::Refused { answer } => match answer.take() {
+                StateProj::Answered { answer } => match answer.take() {
                     Some(answer) => return Poll::Ready(answer),
                     None => State::Done,
                 },
@@ -161,6 +148,49 @@ where
             };
             state.set(next);
         }
+    }
+}
+
+impl<S, Req, F, Res, Err, Ending> State<S, Req, F, Res, Err, Ending>
+where
+    S: Service<Req>,
+{
+    fn readying(work: Option<(S, Req)>, ending: Ending, permit: Permit) -> Self {
+        Self::Readying {
+            work,
+            ending,
+            permit: Some(permit),
+        }
+    }
+
+    fn called(work: Option<(S, Req)>, ending: Ending, permit: Option<Permit>) -> Self {
+        match work {
+            Some((mut service, req)) => Self::Running {
+                future: service.call(req),
+                ending,
+                permit,
+            },
+            None => Self::Done,
+        }
+    }
+
+    fn answered(answer: Result<Res, Err>) -> Self {
+        Self::Answered {
+            answer: Some(answer),
+        }
+    }
+}
+
+fn poll_ready<S, Req>(
+    work: &mut Option<(S, Req)>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<(), S::Error>>
+where
+    S: Service<Req>,
+{
+    match work {
+        Some((service, _)) => service.poll_ready(cx),
+        None => Poll::Ready(Ok(())),
     }
 }
 
@@ -174,7 +204,7 @@ where
             State::Waiting { .. } => "waiting",
             State::Readying { .. } => "readying",
             State::Running { .. } => "running",
-            State::Refused { .. } => "refused",
+            State::Answered { .. } => "answered",
             State::Done => "done",
         };
         f.debug_tuple("ResponseFuture").field(&state).finish()

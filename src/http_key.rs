@@ -27,6 +27,10 @@ use crate::key::{ExtractTenant, NoTenant};
 /// ```
 #[track_caller]
 #[must_use]
+#[expect(
+    clippy::panic,
+    reason = "a mistake in the program, found when it starts"
+)]
 pub fn header<N>(name: N) -> FromHeader
 where
     N: TryInto<HeaderName>,

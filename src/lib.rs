@@ -1,6 +1,35 @@
-//! x
+//! Fair concurrency between tenants: a Tower middleware that caps how many requests of one tenant
+//! run at once.
+//!
+//! - [`TenantConcurrencyLayer`] wraps a Tower service: it takes the tenant out of each request and a
+//!   permit for it; a request of a full tenant is refused, or waits as [`Overflow`] says.
+//! - [`TenantLimiter`] is what is behind it, for use without Tower and for changing limits live.
+//!
+//! # Examples
+//!
+//! An axum server; [`http`](TenantConcurrencyLayer::http) makes refusals responses:
+//!
+//! ```
+//! # #[cfg(feature = "http")] {
+//! use axum::{Router, extract::Request, routing::get};
+//! use tower_tenant::TenantConcurrencyLayer;
+//!
+//! let layer = TenantConcurrencyLayer::new(4, |req: &Request<_>| {
+//!     let key = req.headers().get("x-api-key")?;
+//!     key.to_str().ok().map(str::to_owned)
+//! });
+//! let app: Router = Router::new()
+//!     .route("/orders", get(|| async { "ok" }))
+//!     .layer(layer.http());
+//! # }
+//! ```
+
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
+#![cfg_attr(
+    not(test),
+    warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::todo)
+)]
 
 mod acquire;
 mod backoff;
@@ -56,3 +85,8 @@ pub use crate::{
     http::{BodyErrors, Hold, Http, OnReject, Problem},
     http_key::{FromExtension, FromHeader, extension, header},
 };
+
+/// The examples of the README, compiled.
+#[cfg(all(doctest, feature = "http"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
