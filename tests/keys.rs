@@ -401,3 +401,29 @@ async fn requests_of_two_tenants_by_one_service_do_not_mix() {
     }
     forget_all(layer.limiter());
 }
+
+/// A tenant that panics when it is compared with its like.
+#[derive(Clone, Debug, Hash)]
+struct Odd(&'static str);
+
+impl PartialEq for Odd {
+    fn eq(&self, other: &Self) -> bool {
+        assert_ne!((self.0, other.0), ("odd", "odd"), "expected");
+        self.0 == other.0
+    }
+}
+
+impl Eq for Odd {}
+
+// KE7
+#[test]
+fn a_comparison_that_panics_harms_nobody_else() {
+    let limiter = TenantLimiter::<Odd>::new(1).evictor(manual(Duration::ZERO));
+    let held = limiter.try_acquire(&Odd("odd")).unwrap();
+    let again = std::panic::AssertUnwindSafe(|| limiter.try_acquire(&Odd("odd")));
+    assert!(std::panic::catch_unwind(again).is_err());
+    probe(&limiter, Odd("even"), 1, 1);
+    assert_eq!(limiter.evict_idle(), 1);
+    drop(held);
+    forget_all(&limiter);
+}
