@@ -66,6 +66,8 @@ fn a_service_from_before_an_eviction_shares_the_limit_with_newer_ones() {
         let error = assert_ready_err!(call(service, "T").poll());
         assert_eq!(error.rejected().unwrap().reason(), RejectReason::AtLimit);
     }
+    assert_eq!(layer.limiter().evict_idle(), 0);
+    assert_ready_err!(call(&old, "T").poll());
     drop(held);
     assert_eq!(gate.peak("T"), 1);
     probe(layer.limiter(), "T", 1, 2);

@@ -118,29 +118,57 @@ fn every_round_of_rivals_admits_exactly_the_limit() {
     });
 }
 
+/// Lets threads go on together, closer to each other than a [`Barrier`] does.
+#[derive(Debug, Default)]
+struct Line(AtomicUsize);
+
+impl Line {
+    fn wait(&self, threads: usize) {
+        let number = self.0.fetch_add(1, SeqCst);
+        let all = (number / threads + 1) * threads;
+        let mut turns = 0;
+        while self.0.load(SeqCst) < all {
+            turns += 1;
+            if turns % 1_000 == 0 {
+                thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+    }
+}
+
 // PA3
 #[test]
-fn threads_that_take_and_drop_permits_never_pass_the_limit() {
-    const LIMIT: usize = 2;
+fn of_two_threads_at_one_slot_exactly_one_is_admitted() {
+    const ROUNDS: usize = 50_000;
     watched(|| {
-        let limiter = TenantLimiter::<u64>::new(LIMIT);
-        let inside = Inside::default();
-        let admitted = AtomicUsize::new(0);
-        thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    for _ in 0..10_000 {
-                        if let Ok(permit) = limiter.try_acquire(&7) {
-                            admitted.fetch_add(1, SeqCst);
-                            inside.spend(permit);
+        let limiter = TenantLimiter::<u64>::new(1);
+        let (start, end) = (Line::default(), Line::default());
+        let admitted: usize = thread::scope(|scope| {
+            let rivals: Vec<_> = (0..2)
+                .map(|rival| {
+                    let (limiter, start, end) = (&limiter, &start, &end);
+                    scope.spawn(move || {
+                        let mut admitted = 0;
+                        for round in 0..ROUNDS {
+                            start.wait(2);
+                            // Now one is a little behind, now the other.
+                            for _ in 0..(round * (rival + 3)) % 61 {
+                                std::hint::spin_loop();
+                            }
+                            let permit = limiter.try_acquire(&7);
+                            end.wait(2);
+                            admitted += usize::from(permit.is_ok());
                         }
-                    }
-                });
-            }
+                        admitted
+                    })
+                })
+                .collect();
+            rivals.into_iter().map(|rival| rival.join().unwrap()).sum()
         });
-        assert!(inside.peak() <= LIMIT, "{inside:?}");
-        assert!(admitted.into_inner() >= 10_000);
-        probe(&limiter, 7, LIMIT, 2);
+        assert_eq!(admitted, ROUNDS);
+        probe(&limiter, 7, 1, 2);
         forget_all(&limiter);
     });
 }
