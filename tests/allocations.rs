@@ -316,14 +316,14 @@ fn waiters_that_give_up_or_are_refused_cost_no_more() {
         .overflow(Overflow::queue(1).max_wait(Duration::MAX));
     let service = layer.layer(service_fn(done::<u64>));
     let permit = fill(layer.limiter(), &7);
-    let mut queued = || {
+    let queued = || {
         let mut service = service.clone();
         let mut waiting = pin!(service.call(7));
         assert!(poll(waiting.as_mut()).is_pending());
     };
     queued();
     for _ in 0..100 {
-        assert_eq!(allocations(&mut queued), 1);
+        assert_eq!(allocations(queued), 1);
     }
     let mut first = service.clone();
     let mut first = pin!(first.call(7));

@@ -77,15 +77,17 @@ fn figures(limiter: &TenantLimiter<String>) -> (usize, usize) {
 fn silence_expected_panics() {
     let report = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        let message = info.payload_as_str().unwrap_or_default();
-        if !message.starts_with("expected") {
+        let message = info.payload().downcast_ref::<&str>();
+        if !message.is_some_and(|message| message.starts_with("expected")) {
             report(info);
         }
     }));
 }
 
+type Polled<B> = Poll<Option<Result<Frame<<B as Body>::Data>, <B as Body>::Error>>>;
+
 /// Polls a body for one frame.
-fn frame<B: Body>(body: &mut Pin<Box<B>>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+fn frame<B: Body>(body: &mut Pin<Box<B>>) -> Polled<B> {
     task::spawn(std::future::poll_fn(|cx| body.as_mut().poll_frame(cx))).poll()
 }
 
