@@ -7,15 +7,22 @@ use std::{
     convert::Infallible,
     fmt::Debug,
     future::Future,
+    hash::Hash,
+    panic::resume_unwind,
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        mpsc::{self, RecvTimeoutError},
+    },
     task::{Context, Poll},
+    thread,
+    time::Duration,
 };
 
 use tokio::sync::Semaphore;
 use tokio_test::task::{self, Spawn};
 use tower::{Service, ServiceExt};
-use tower_tenant::{Overflow, TenantLimiter};
+use tower_tenant::{Evictor, Overflow, TenantLimiter};
 
 /// A request: the name of its tenant.
 pub type Tenant = &'static str;
@@ -140,15 +147,18 @@ pub fn tenant_of(tenant: &Tenant) -> Option<Tenant> {
 
 /// The full-capacity probe: with nothing running, exactly `limit` requests of the tenant enter,
 /// `queue` wait and the next is refused. Less is a leak, more is a surplus.
-pub fn probe(limiter: &TenantLimiter<Tenant>, tenant: Tenant, limit: usize, queue: usize) {
+pub fn probe<K>(limiter: &TenantLimiter<K>, tenant: K, limit: usize, queue: usize)
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+{
     assert_eq!(limiter.in_flight(&tenant), 0, "in flight before the probe");
     assert_eq!(limiter.waiting(&tenant), 0, "waiting before the probe");
     let limiter = limiter
         .clone()
-        .overflow(Overflow::queue(queue).max_wait(std::time::Duration::MAX));
+        .overflow(Overflow::queue(queue).max_wait(Duration::MAX));
     let mut requests: Vec<_> = (0..limit + queue + 1)
         .map(|_| {
-            let limiter = limiter.clone();
+            let (limiter, tenant) = (limiter.clone(), tenant.clone());
             task::spawn(async move { limiter.acquire(&tenant).await })
         })
         .collect();
@@ -167,4 +177,30 @@ pub fn probe(limiter: &TenantLimiter<Tenant>, tenant: Tenant, limit: usize, queu
     drop(admitted);
     assert_eq!(limiter.in_flight(&tenant), 0, "in flight after the probe");
     assert_eq!(limiter.waiting(&tenant), 0, "waiting after the probe");
+}
+
+/// Ends the idle time of all tenants and sweeps: none is tracked any more.
+pub fn forget_all<K>(limiter: &TenantLimiter<K>) {
+    let limiter = limiter.clone().evictor(manual(Duration::ZERO));
+    limiter.evict_idle();
+    assert_eq!(limiter.tracked(), 0, "tracked after the last sweep");
+}
+
+/// An evictor without a task.
+pub fn manual(ttl: Duration) -> Evictor {
+    Evictor::after(ttl).every(Duration::MAX)
+}
+
+/// Fails instead of hanging: `test` has a minute.
+pub fn watched<R: Send + 'static>(test: impl FnOnce() -> R + Send + 'static) -> R {
+    let (done, result) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        let result = test();
+        done.send(()).expect("somebody watches");
+        result
+    });
+    if let Err(RecvTimeoutError::Timeout) = result.recv_timeout(Duration::from_secs(60)) {
+        panic!("it hangs");
+    }
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
