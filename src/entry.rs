@@ -12,6 +12,9 @@ use crate::{
     word::Word,
 };
 
+/// What the clock of a limiter shows when it is made: 36 years, so that it can go back from there.
+const EPOCH: u64 = 1 << 60;
+
 /// What the entries of one limiter share.
 #[derive(Debug)]
 pub(crate) struct Home {
@@ -29,9 +32,15 @@ impl Home {
         }
     }
 
-    /// The age of the limiter, by tokio's clock.
-    pub(crate) fn age(&self) -> Duration {
-        Instant::now().saturating_duration_since(self.born)
+    /// What tokio's clock shows, in nanoseconds. It may go back: another runtime may have a paused
+    /// clock of its own.
+    pub(crate) fn now(&self) -> u64 {
+        let now = Instant::now();
+        let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(EPOCH);
+        match now.checked_duration_since(self.born) {
+            Some(age) => EPOCH.saturating_add(nanos(age)),
+            None => EPOCH.saturating_sub(nanos(self.born - now)).max(1),
+        }
     }
 
     /// Refuses a request that reached no tenant.
@@ -40,7 +49,7 @@ impl Home {
     }
 
     fn second(&self) -> u32 {
-        u32::try_from(self.age().as_secs()).unwrap_or(u32::MAX)
+        u32::try_from(self.now() / 1_000_000_000).unwrap_or(u32::MAX)
     }
 }
 
@@ -48,8 +57,7 @@ impl Home {
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) gate: Gate,
-    // The age of the limiter in milliseconds, plus one, when a sweep first found the tenant idle;
-    // 0 after each release.
+    // When a sweep first found the tenant idle, by the clock of the limiter; 0 after each release.
     idle_since: AtomicU64,
     refusals: Backoff,
     home: sync::Arc<Home>,
@@ -70,6 +78,10 @@ impl Entry {
         self.gate
             .try_enter()
             .map_err(|word| self.reject(RejectReason::AtLimit, word))
+    }
+
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.gate.word().is_idle()
     }
 
     pub(crate) fn leave(&self) {
@@ -98,12 +110,10 @@ impl Entry {
     ///
     /// The idle time counts from the first sweep after the last release, so that a release need
     /// not read the clock.
-    pub(crate) fn has_expired(&self, now: Duration, ttl: Duration) -> bool {
-        let now =
-            u64::try_from(now.as_millis()).map_or(u64::MAX, |millis| millis.saturating_add(1));
+    pub(crate) fn has_expired(&self, now: u64, ttl: Duration) -> bool {
         let since = self.idle_since.load(Ordering::Relaxed);
         if (1..=now).contains(&since) {
-            return u128::from(now - since) >= ttl.as_millis();
+            return u128::from(now - since) >= ttl.as_nanos();
         }
         // Released since the last sweep, or seen by a clock that has gone back (a paused one of
         // another runtime). A release that comes in between stands.

@@ -6,8 +6,9 @@ use std::time::Duration;
 ///
 /// The evictor is a task. The first tracked tenant starts it, on the tokio runtime that is current
 /// then; it ends when no tenant is tracked any more, or with the last handle of the limiter, and is
-/// started again when it is needed, on whatever runtime is current. Where there is no runtime,
-/// nothing is evicted but by [`evict_idle`](crate::TenantLimiter::evict_idle).
+/// started again when it is needed, on whatever runtime is current. Where there is no runtime, and
+/// once it was started on one without a time driver, nothing is evicted but by
+/// [`evict_idle`](crate::TenantLimiter::evict_idle).
 ///
 /// A tenant is idle while none of its requests is in flight or waiting. Its idle time counts from
 /// the first sweep after its last release: it is never evicted before its time, and by the task at

@@ -101,7 +101,7 @@ impl Gate {
     #[cold]
     fn leave_slowly(&self) -> bool {
         self.serve();
-        self.update(|word| (word.is_watched() && word.in_flight() == 0).then(|| word.unwatched()))
+        self.update(|word| (word.is_watched() && word.is_idle()).then(|| word.unwatched()))
     }
 
     /// Takes `waiter` out of the line. `false` if its wait is already decided.
@@ -144,9 +144,9 @@ impl Gate {
         self.expel(self.lock(), Word::closed);
     }
 
-    /// Asks that the last [`leave`](Self::leave) tell. `false` if nothing is in flight.
+    /// Asks that the last [`leave`](Self::leave) tell. `false` if nothing is in flight now.
     pub(crate) fn watch(&self) -> bool {
-        self.update(|word| (word.in_flight() > 0).then(|| word.watched()))
+        self.update(|word| (!word.is_idle()).then(|| word.watched()))
     }
 
     fn expel(&self, mut queue: MutexGuard<'_, Queue>, change: impl Fn(Word) -> Word) {

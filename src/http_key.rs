@@ -8,7 +8,7 @@ use crate::key::{ExtractTenant, NoTenant};
 
 /// Takes the tenant from the header `name`, up to 256 bytes of it.
 ///
-/// A value that is empty, too long or not visible ASCII is an invalid tenant, and so is a header
+/// A value that is empty, too long or not ASCII text is an invalid tenant, and so is a header
 /// that is there more than once: which one counts would be for the caller to choose. The header is
 /// whatever the caller sent, so it should be one that something in front of the service has
 /// verified; [`max_tenants`](crate::TenantConcurrencyLayer::max_tenants) bounds what made-up

@@ -11,7 +11,8 @@ use crate::reject::RejectReason;
 /// [`extension`](crate::extension). It is asked once for each request, under no lock.
 ///
 /// An id never holds on to the request: what is kept of a tenant is an owned `Key`, made when the
-/// tenant starts to be tracked.
+/// tenant starts to be tracked. Let it own what it refers to: with a `&'static str` as key the
+/// compiler does not see that a future which holds the service is `Send`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not take a tenant out of a `{Req}`",
     note = "a closure needs the type of its argument: `|req: &http::Request<_>| -> Option<Key> {{ .. }}`",

@@ -167,7 +167,7 @@ impl<K> TenantLimiter<K> {
     }
 
     pub(crate) fn evict_idle_after(&self, ttl: Duration) -> usize {
-        let now = self.shared.home.age();
+        let now = self.shared.home.now();
         (0..self.shared.table.shards())
             .map(|shard| self.shared.table.sweep(shard, now, ttl).evicted)
             .sum()
@@ -181,7 +181,7 @@ impl<K> TenantLimiter<K> {
         // An entry that is not in the table yet will not get there open.
         self.shared.limits.raise_edition();
         self.shared.nameless.entry.gate.close();
-        for entries in self.shared.table.entries() {
+        for entries in self.shared.table.entries(|_| true) {
             for tracked in entries {
                 tracked.entry.gate.close();
             }
@@ -203,7 +203,7 @@ impl<K> TenantLimiter<K> {
     /// Waits for each tenant in turn. `false` if there was nothing to wait for.
     async fn drain_once(&self) -> bool {
         let mut waited = self.shared.idle(&self.shared.nameless.entry).await;
-        for entries in self.shared.table.entries() {
+        for entries in self.shared.table.entries(Entry::is_busy) {
             for tracked in entries {
                 waited |= self.shared.idle(&tracked.entry).await;
             }
@@ -224,8 +224,13 @@ impl<K> TenantLimiter<K> {
         self.shared.nameless.entry.gate.set_limit(limit, || true);
     }
 
-    pub(crate) fn count_bypassed(&self) {
+    /// Lets a request pass unlimited, unless the limiter is closed.
+    pub(crate) fn bypass(&self) -> Result<(), Rejected> {
+        if self.shared.closed.load(Ordering::Acquire) {
+            return Err(self.shared.home.reject(RejectReason::Closed));
+        }
         self.shared.bypassed.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 }
 
@@ -325,7 +330,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     pub fn set_limits(&self, limits: impl Into<Limits<K>>) {
         self.shared.limits.set(limits.into());
         let mut panicked = None;
-        for entries in self.shared.table.entries() {
+        for entries in self.shared.table.entries(|_| true) {
             for tracked in entries {
                 let update = AssertUnwindSafe(|| self.shared.update_limit(&tracked));
                 panicked = catch_unwind(update).err().or(panicked);
@@ -351,6 +356,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     }
 
     /// Lets one tenant have the limit that applies to all again.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the function of [`Limits::by`] does; a tenant that is tracked then keeps its limit
+    /// until limits are next set.
     pub fn clear_limit<Q>(&self, tenant: &Q)
     where
         K: Borrow<Q>,
@@ -465,7 +475,7 @@ impl<K: Send + Sync + 'static> Sweep for Shared<K> {
 
     fn sweep(&self, shard: usize) -> usize {
         let ttl = self.sweeper.evictor().ttl();
-        self.table.sweep(shard, self.home.age(), ttl).looked_at
+        self.table.sweep(shard, self.home.now(), ttl).looked_at
     }
 }
 

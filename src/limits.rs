@@ -35,7 +35,7 @@ enum Source<K> {
 type Function<K> = dyn Fn(&K) -> usize + Send + Sync;
 
 impl<K> Limits<K> {
-    /// Asks `limit` once for each tenant that starts to be tracked, and once for each tracked
+    /// Asks `limit` for each request of a tenant that is not tracked yet, and for each tracked
     /// tenant whenever the limits are set.
     ///
     /// It runs under no lock. Should it panic, the request that asked fails with the panic, and

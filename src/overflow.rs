@@ -34,7 +34,8 @@ impl Overflow {
     /// Lets up to `len` requests of each tenant wait, for
     /// [`DEFAULT_MAX_WAIT`](Self::DEFAULT_MAX_WAIT) at most, in the order of their arrival.
     ///
-    /// A request arrives when its future is polled for the first time. 0 is the same as
+    /// A request that has to wait arrives when its future is polled for the first time; one that
+    /// finds room, or the queue full, when the service is called is admitted or refused then. 0 is the same as
     /// [`shed`](Self::shed); more than 1 048 575 is that.
     #[must_use]
     pub const fn queue(len: usize) -> Self {

@@ -12,7 +12,7 @@ use crate::{
     acquire::{Acquire, Attempt, attempt},
     face::Face,
     future::ResponseFuture,
-    key::ExtractTenant,
+    key::{ExtractTenant, NoTenant},
     limiter::TenantLimiter,
     missing::MissingTenant,
     permit::Permit,
@@ -121,12 +121,14 @@ impl<S, K, X, F> TenantConcurrency<S, K, X, F> {
         let held = match self.extract.extract(req) {
             Ok(tenant) => self.limiter.hold(tenant)?,
             Err(why) => match self.missing {
-                MissingTenant::Refuse => return Err(Rejected::new(why.into())),
-                MissingTenant::Bypass => {
-                    self.limiter.count_bypassed();
+                MissingTenant::Share(_) => self.limiter.hold_nameless(),
+                MissingTenant::Bypass if why == NoTenant::Missing => {
+                    self.limiter.bypass()?;
                     return Ok(Passage::Open(None));
                 }
-                MissingTenant::Share(_) => self.limiter.hold_nameless(),
+                MissingTenant::Bypass | MissingTenant::Refuse => {
+                    return Err(Rejected::new(why.into()));
+                }
             },
         };
         match attempt(held, self.limiter.policy()) {

@@ -13,7 +13,7 @@ use ahash::RandomState;
 use hashbrown::HashTable;
 
 use crate::{
-    entry::Tracked,
+    entry::{Entry, Tracked},
     sync::{Arc, AtomicUsize, Ordering, RwLock, contain, read, write},
 };
 
@@ -98,9 +98,10 @@ impl<K> Table<K> {
     where
         K: Eq,
     {
+        let mut probes = PROBES;
         loop {
             match self.try_add(new, &still) {
-                Added::Full if self.evict_one() => {}
+                Added::Full if self.evict_one(&mut probes) => {}
                 added => return added,
             }
         }
@@ -137,19 +138,20 @@ impl<K> Table<K> {
     ///
     /// Looks at a bounded number of entries, so that made-up tenants cost the same however many
     /// there are.
-    fn evict_one(&self) -> bool {
+    fn evict_one(&self, probes: &mut usize) -> bool {
         let mut hand = self.hand.load(Ordering::Relaxed);
-        let mut probes = PROBES;
         // Once around, and the part of the first shard that was skipped.
         let mut shards = SHARDS + 1;
         let mut evicted = false;
-        while shards > 0 && probes > 0 && !evicted {
+        while shards > 0 && *probes > 0 && !evicted {
             let shard = &self.shards[hand % SHARDS].0;
-            let found = find_idle(&read(shard), hand / SHARDS, &mut probes);
+            let found = find_idle(&read(shard), hand / SHARDS, probes);
             match found {
                 Some((bucket, idle)) => {
                     evicted = idle && self.evict_at(shard, bucket);
-                    hand = bucket * SHARDS + hand % SHARDS;
+                    // The next one goes from the next shard, so that all shrink alike.
+                    let step = usize::from(evicted);
+                    hand = bucket * SHARDS + (hand + step) % SHARDS;
                 }
                 None => {
                     hand = (hand + 1) % SHARDS;
@@ -177,7 +179,7 @@ impl<K> Table<K> {
     }
 
     /// Evicts from one shard what was idle for all of `ttl`.
-    pub(crate) fn sweep(&self, shard: usize, now: Duration, ttl: Duration) -> Swept {
+    pub(crate) fn sweep(&self, shard: usize, now: u64, ttl: Duration) -> Swept {
         let shard = &self.shards[shard].0;
         let (looked_at, expired) = look_at(&read(shard), now, ttl);
         // Most sweeps of most shards find nothing, and need not keep known tenants waiting.
@@ -196,7 +198,7 @@ impl<K> Table<K> {
     fn evict_expired(
         &self,
         entries: &mut Entries<K>,
-        now: Duration,
+        now: u64,
         ttl: Duration,
     ) -> Vec<Arc<Tracked<K>>> {
         let expired = |tracked: &mut Arc<Tracked<K>>| {
@@ -204,8 +206,8 @@ impl<K> Table<K> {
         };
         let evicted: Vec<_> = entries.extract_if(expired).collect();
         self.len.fetch_sub(evicted.len(), Ordering::SeqCst);
-        if entries.capacity() > KEPT_CAPACITY.max(4 * entries.len()) {
-            entries.shrink_to(2 * entries.len(), |tracked| tracked.hash);
+        if entries.capacity() > KEPT_CAPACITY.max(2 * entries.len()) {
+            entries.shrink_to(entries.len(), |tracked| tracked.hash);
         }
         evicted
     }
@@ -215,10 +217,16 @@ impl<K> Table<K> {
         SHARDS
     }
 
-    /// The entries, one shard after the other.
-    pub(crate) fn entries(&self) -> impl Iterator<Item = Vec<Arc<Tracked<K>>>> + '_ {
-        let entries = |shard: &Shard<K>| read(&shard.0).iter().cloned().collect();
-        self.shards.iter().map(entries)
+    /// The entries that are `wanted`, one shard after the other. Holding them keeps them tracked.
+    pub(crate) fn entries(
+        &self,
+        wanted: impl Fn(&Entry) -> bool,
+    ) -> impl Iterator<Item = Vec<Arc<Tracked<K>>>> {
+        self.shards.iter().map(move |shard| {
+            let entries = read(&shard.0);
+            let wanted = entries.iter().filter(|tracked| wanted(&tracked.entry));
+            wanted.cloned().collect()
+        })
     }
 
     fn shard(&self, hash: u64) -> &RwLock<Entries<K>> {
@@ -255,7 +263,7 @@ fn find_idle<K>(entries: &Entries<K>, start: usize, probes: &mut usize) -> Optio
 }
 
 /// How many entries there are, and whether one was idle for all of `ttl`.
-fn look_at<K>(entries: &Entries<K>, now: Duration, ttl: Duration) -> (usize, bool) {
+fn look_at<K>(entries: &Entries<K>, now: u64, ttl: Duration) -> (usize, bool) {
     let expired = entries
         .iter()
         .filter(|tracked| Arc::strong_count(tracked) == 1)

@@ -49,6 +49,11 @@ impl Word {
         self.0 & WATCHED != 0
     }
 
+    /// Nothing is in flight, nor about to be.
+    pub(crate) fn is_idle(self) -> bool {
+        self.0 & (FIELD | WAITING) == 0
+    }
+
     /// A newcomer may enter: there is room and nobody waits for it.
     pub(crate) fn admits(self) -> bool {
         self.0 & (CLOSED | WAITING) == 0 && self.has_room()

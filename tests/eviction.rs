@@ -353,3 +353,27 @@ async fn a_new_evictor_takes_the_place_of_the_old_one() {
     probe(&limiter, 7, 1, 2);
     forget_all(&limiter);
 }
+
+#[test]
+fn draining_keeps_no_idle_tenant() {
+    let limiter = TenantLimiter::<u64>::new(1).evictor(manual(Duration::ZERO));
+    let _busy = limiter.try_acquire(&0).unwrap();
+    for id in 1..10_000 {
+        drop(limiter.try_acquire(&id).unwrap());
+    }
+    let mut drain = task::spawn(limiter.drain());
+    assert_pending!(drain.poll());
+    limiter.evict_idle();
+    assert_eq!(limiter.tracked(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tenant_is_not_evicted_a_fraction_of_a_millisecond_early() {
+    let ttl = Duration::from_micros(1_900);
+    let limiter = TenantLimiter::<u64>::new(1).evictor(manual(ttl));
+    tokio::time::advance(Duration::from_micros(900)).await;
+    drop(limiter.try_acquire(&7).unwrap());
+    assert_eq!(limiter.evict_idle(), 0);
+    tokio::time::advance(Duration::from_micros(100)).await;
+    assert_eq!(limiter.evict_idle(), 0, "evicted after 0.1 ms of 1.9");
+}

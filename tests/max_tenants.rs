@@ -256,3 +256,14 @@ fn the_latency_of_requests_while_somebody_sweeps_is_printed() {
     probe(&limiter, 7, 2, 2);
     forget_all(&limiter);
 }
+
+#[test]
+fn no_request_evicts_a_whole_crowd() {
+    let limiter = TenantLimiter::<u64>::new(1);
+    for id in 0..100_000 {
+        drop(limiter.try_acquire(&id).unwrap());
+    }
+    let limiter = limiter.max_tenants(10);
+    let _ = limiter.try_acquire(&100_000);
+    assert!(limiter.tracked() >= 100_000 - 1024, "{}", limiter.tracked());
+}

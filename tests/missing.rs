@@ -243,3 +243,12 @@ fn a_tenant_as_long_as_allowed_is_one() {
     probe(layer.limiter(), "sixteen-letters!".to_owned(), 1, 1);
     forget_all(layer.limiter());
 }
+
+#[test]
+fn a_closed_limiter_bypasses_nobody() {
+    let layer =
+        TenantConcurrencyLayer::new(1, |_: &u64| None::<u64>).missing(MissingTenant::Bypass);
+    let service = layer.layer(service_fn(|_: u64| pending::<Result<(), Infallible>>()));
+    layer.limiter().close();
+    assert_ready_err!(call(&service, 7).poll());
+}
