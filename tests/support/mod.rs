@@ -10,12 +10,13 @@ use std::{
     pin::Pin,
     sync::{Arc, Mutex},
     task::{Context, Poll},
+    time::Duration,
 };
 
 use tokio::sync::Semaphore;
 use tokio_test::task::{self, Spawn};
 use tower::{Service, ServiceExt};
-use tower_tenant::{Overflow, TenantLimiter};
+use tower_tenant::{Error, Evictor, Overflow, RejectReason, TenantLimiter};
 
 /// A request: the name of its tenant.
 pub type Tenant = &'static str;
@@ -52,7 +53,7 @@ impl Gate {
         gate
     }
 
-    /// Lets the next `count` requests out, whoever polls first.
+    /// Lets the next `count` requests out, in the order of their first polls.
     pub fn let_out(&self, count: usize) {
         self.exits.add_permits(count);
     }
@@ -145,7 +146,7 @@ pub fn probe(limiter: &TenantLimiter<Tenant>, tenant: Tenant, limit: usize, queu
     assert_eq!(limiter.waiting(&tenant), 0, "waiting before the probe");
     let limiter = limiter
         .clone()
-        .overflow(Overflow::queue(queue).max_wait(std::time::Duration::MAX));
+        .overflow(Overflow::queue(queue).max_wait(Duration::MAX));
     let mut requests: Vec<_> = (0..limit + queue + 1)
         .map(|_| {
             let limiter = limiter.clone();
@@ -167,4 +168,30 @@ pub fn probe(limiter: &TenantLimiter<Tenant>, tenant: Tenant, limit: usize, queu
     drop(admitted);
     assert_eq!(limiter.in_flight(&tenant), 0, "in flight after the probe");
     assert_eq!(limiter.waiting(&tenant), 0, "waiting after the probe");
+}
+
+/// Ends a case: the tenant has its whole capacity, and nothing is tracked once the idle are
+/// forgotten.
+pub fn wind_up(limiter: &TenantLimiter<Tenant>, tenant: Tenant, limit: usize, queue: usize) {
+    probe(limiter, tenant, limit, queue);
+    forget_idle(limiter);
+    assert_eq!(limiter.tracked(), 0, "tracked at the end");
+}
+
+/// Evicts every idle tenant now, and switches the evictor off.
+pub fn forget_idle(limiter: &TenantLimiter<Tenant>) {
+    let at_once = Evictor::after(Duration::ZERO).every(Duration::MAX);
+    limiter.clone().evictor(at_once).evict_idle();
+}
+
+/// Why a request was refused, which it must be.
+pub fn reason<T: Debug>(poll: Poll<Result<T, impl Into<Error>>>) -> RejectReason {
+    match poll {
+        Poll::Ready(Err(error)) => {
+            let error = error.into();
+            error.rejected().expect("no refusal").reason()
+        }
+        Poll::Ready(Ok(response)) => panic!("served: {response:?}"),
+        Poll::Pending => panic!("neither served nor refused"),
+    }
 }
