@@ -189,28 +189,28 @@ async fn live_on(count: usize) -> usize {
     Arc::strong_count(&dropped) - 1
 }
 
+/// Whether a task that was aborted has ended is seen once it was scheduled again.
 async fn nothing_lives_on() {
-    let before = Handle::current().metrics().num_alive_tasks();
+    let tasks = || Handle::current().metrics().num_alive_tasks();
+    let before = tasks();
     assert_eq!(live_on(1_000).await, 0);
-    // A task that was aborted ends when it is next scheduled.
-    while Handle::current().metrics().num_alive_tasks() > before {
-        yield_now().await;
+    let start = Instant::now();
+    while tasks() > before {
+        assert!(start.elapsed() < Duration::from_secs(60), "a task lives on");
+        time::sleep(Duration::from_millis(1)).await;
     }
 }
 
 // SR3
 #[tokio::test(start_paused = true)]
 async fn a_layer_ends_with_its_last_handle_and_takes_its_evictor_along() {
-    let start = Instant::now();
     nothing_lives_on().await;
-    assert_eq!(start.elapsed(), Duration::ZERO);
 }
 
 // SR3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_layer_ends_with_its_last_handle_on_a_real_clock_too() {
-    let watchdog = Duration::from_secs(60);
-    time::timeout(watchdog, nothing_lives_on()).await.unwrap();
+    nothing_lives_on().await;
 }
 
 // SR3
@@ -266,6 +266,7 @@ async fn waiters_leave_the_thread_to_the_request_they_wait_for() {
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(Overflow::queue(10));
     let service = layer.layer(inner);
     let local = LocalSet::new();
+    let start = Instant::now();
     let ticks = local.spawn_local(async {
         let mut longest = Duration::ZERO;
         for _ in 0..55 {
@@ -287,5 +288,6 @@ async fn waiters_leave_the_thread_to_the_request_they_wait_for() {
         })
         .await;
     assert_eq!(runs.get(), 11);
+    assert!(start.elapsed() <= 11 * 6 * TICK, "a wake-up was late");
     wind_up(layer.limiter(), "T", 1, 10);
 }
