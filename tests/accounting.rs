@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    thread,
     time::Duration,
 };
 
@@ -225,6 +226,27 @@ async fn requests_that_race_for_the_last_slots_get_all_of_them_and_no_more() {
     assert!(admitted.iter().all(|&n| n == 10), "{admitted:?}");
     assert_eq!(gate.peak("T"), 10);
     wind_up(service.limiter(), "T", 10, 0);
+}
+
+// PA3
+#[test]
+fn threads_that_race_for_one_slot_are_never_in_it_together() {
+    let limiter = TenantLimiter::<Tenant>::new(1);
+    let inside = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..100_000 {
+                    if let Ok(permit) = limiter.try_acquire(&"T") {
+                        assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0);
+                        inside.fetch_sub(1, Ordering::Relaxed);
+                        drop(permit);
+                    }
+                }
+            });
+        }
+    });
+    wind_up(&limiter, "T", 1, 0);
 }
 
 // PA3

@@ -104,6 +104,24 @@ fn a_function_of_the_tenant_may_use_the_limiter() {
 }
 
 #[test]
+fn a_limit_worked_out_before_the_limits_were_set_is_not_put_in_force() {
+    let limiter = TenantLimiter::<Tenant>::new(1);
+    let other = limiter.clone();
+    limiter.set_limits(Limits::by(move |tenant: &Tenant| {
+        // Whoever sets the limits does not see this tenant yet.
+        match *tenant {
+            "T" => other.set_limits(3),
+            _ => other.set_limit(tenant, 5),
+        }
+        1
+    }));
+    probe(&limiter, "U", 5, 0);
+    probe(&limiter, "T", 3, 0);
+    limiter.clear_limit(&"U");
+    wind_up(&limiter, "U", 3, 0);
+}
+
+#[test]
 fn a_limit_of_one_tenant_survives_its_eviction_until_it_is_cleared() {
     let limiter = TenantLimiter::new(1);
     limiter.set_limit(&"T", 3);
@@ -363,6 +381,20 @@ fn closing_leaves_a_slot_to_the_waiter_that_was_granted_it_before() {
 }
 
 #[test]
+fn a_tenant_that_comes_while_the_limiter_closes_is_refused() {
+    let limiter = TenantLimiter::<Tenant>::new(1);
+    let other = limiter.clone();
+    limiter.set_limits(Limits::by(move |_: &Tenant| {
+        other.close();
+        1
+    }));
+    let refused = limiter.try_acquire(&"T").unwrap_err();
+    assert_eq!(refused.reason(), RejectReason::Closed);
+    assert_eq!(limiter.tracked(), 0);
+    limiter.set_limits(1);
+}
+
+#[test]
 fn nobody_is_admitted_by_a_limiter_that_closes_while_tenants_come() {
     for _ in 0..200 {
         let limiter = TenantLimiter::<Tenant>::new(1);
@@ -435,6 +467,23 @@ fn draining_an_open_limiter_waits_for_those_in_the_line_too() {
     assert_ready!(drain.poll());
     drop((first, second, drain));
     wind_up(&limiter, "T", 1, 2);
+}
+
+#[test]
+fn draining_an_open_limiter_waits_for_tenants_that_came_meanwhile() {
+    let limiter = TenantLimiter::new(1);
+    let first = limiter.try_acquire(&0_u32).unwrap();
+    let draining = limiter.clone();
+    let mut drain = task::spawn(async move { draining.drain().await });
+    assert_pending!(drain.poll());
+    let later: Vec<_> = (1..100).map(|t| limiter.try_acquire(&t).unwrap()).collect();
+    drop(first);
+    for permit in later {
+        assert_pending!(drain.poll());
+        drop(permit);
+    }
+    assert!(drain.is_woken());
+    assert_ready!(drain.poll());
 }
 
 #[test]
