@@ -342,6 +342,23 @@ fn the_last_release_tells_whoever_watches() {
 }
 
 #[test]
+fn a_gate_is_not_idle_while_a_waiter_is_owed_its_slot() {
+    explore(|| {
+        let limiter = limiter(1);
+        let permit = limiter.try_acquire(&TENANT).unwrap();
+        let waiter = waiting(&limiter);
+        let held = hold(&limiter);
+        let release = thread::spawn(move || drop(permit));
+        assert!(held.gate.watch(), "idle before the waiter had its turn");
+        release.join().unwrap();
+        drop(waiter);
+        assert!(!held.gate.watch(), "never idle");
+        drop(held);
+        assert_at_rest(&limiter, 1);
+    });
+}
+
+#[test]
 fn eviction_never_parts_a_tenant_in_two() {
     explore(|| {
         let limiter = limiter(1);

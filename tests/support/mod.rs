@@ -22,7 +22,7 @@ use std::{
 use tokio::sync::Semaphore;
 use tokio_test::task::{self, Spawn};
 use tower::{Service, ServiceExt};
-use tower_tenant::{Evictor, Overflow, TenantLimiter};
+use tower_tenant::{Error, Evictor, Overflow, RejectReason, TenantLimiter};
 
 /// A request: the name of its tenant.
 pub type Tenant = &'static str;
@@ -59,7 +59,7 @@ impl Gate {
         gate
     }
 
-    /// Lets the next `count` requests out, whoever polls first.
+    /// Lets the next `count` requests out, in the order of their first polls.
     pub fn let_out(&self, count: usize) {
         self.exits.add_permits(count);
     }
@@ -181,9 +181,14 @@ where
 
 /// Ends the idle time of all tenants and sweeps: none is tracked any more.
 pub fn forget_all<K>(limiter: &TenantLimiter<K>) {
+    forget_idle(limiter);
+    assert_eq!(limiter.tracked(), 0, "tracked after the last sweep");
+}
+
+/// Evicts every idle tenant now, and switches the evictor off.
+pub fn forget_idle<K>(limiter: &TenantLimiter<K>) {
     let limiter = limiter.clone().evictor(manual(Duration::ZERO));
     limiter.evict_idle();
-    assert_eq!(limiter.tracked(), 0, "tracked after the last sweep");
 }
 
 /// An evictor without a task.
@@ -203,4 +208,23 @@ pub fn watched<R: Send + 'static>(test: impl FnOnce() -> R + Send + 'static) -> 
         panic!("it hangs");
     }
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+/// Ends a case: the tenant has its whole capacity, and nothing is tracked once the idle are
+/// forgotten.
+pub fn wind_up(limiter: &TenantLimiter<Tenant>, tenant: Tenant, limit: usize, queue: usize) {
+    probe(limiter, tenant, limit, queue);
+    forget_all(limiter);
+}
+
+/// Why a request was refused, which it must be.
+pub fn reason<T: Debug>(poll: Poll<Result<T, impl Into<Error>>>) -> RejectReason {
+    match poll {
+        Poll::Ready(Err(error)) => {
+            let error = error.into();
+            error.rejected().expect("no refusal").reason()
+        }
+        Poll::Ready(Ok(response)) => panic!("served: {response:?}"),
+        Poll::Pending => panic!("neither served nor refused"),
+    }
 }
