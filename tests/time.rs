@@ -6,6 +6,7 @@ use std::{thread, time::Duration};
 
 use support::{Gate, call, probe, reason, tenant_of, wind_up};
 use tokio::{
+    runtime::Builder,
     sync::oneshot,
     time::{self, Instant},
 };
