@@ -11,7 +11,9 @@ use support::{
     Governed, LIMIT, Naive, Semaphores, Trivial, bench, find,
     ratios::{self, Medians},
 };
-use tower::{Layer, limit::GlobalConcurrencyLimitLayer, load_shed::LoadShedLayer};
+use tower::{
+    Layer, layer::util::Identity, limit::GlobalConcurrencyLimitLayer, load_shed::LoadShedLayer,
+};
 use tower_resilience_bulkhead::BulkheadLayer;
 use tower_tenant::{TenantConcurrencyLayer, header};
 
@@ -116,6 +118,10 @@ fn axum(criterion: &mut Criterion) {
 
     bench(&mut group, "bare", &app.clone().with_state(()), request);
 
+    // What axum spends on any layer.
+    let idle = app.clone().layer(Identity::new()).with_state(());
+    bench(&mut group, "idle_layer", &idle, request);
+
     let layer = TenantConcurrencyLayer::<String, _>::new(LIMIT, header(HEADER)).http();
     bench(
         &mut group,
@@ -176,9 +182,9 @@ fn compare(medians: &Medians) {
         "no goal",
     );
     ratios::print(
-        "an axum application: with the layer over without",
+        "an axum application: with our layer over with one that does nothing",
         of("axum/ours"),
-        of("axum/bare"),
+        of("axum/idle_layer"),
         "no goal",
     );
 }
