@@ -11,7 +11,7 @@ use pin_project_lite::pin_project;
 use tokio::time::Sleep;
 
 use crate::{
-    entry::Held,
+    entry::{Held, Tracked},
     gate::Joined,
     overflow::Overflow,
     permit::Permit,
@@ -19,33 +19,26 @@ use crate::{
     sync::Arc,
     timer,
     waiter::{Outcome, Waiter},
-    word::Word,
 };
 
-/// What is decided at once about a request.
+/// How a request that is not refused goes on.
 pub(crate) enum Attempt {
     Admitted(Permit),
-    Waits(Acquire),
-    Refused(Rejected),
+    Waits(Held),
 }
 
-/// Takes a slot if there is room; else decides whether the request may wait for one.
-pub(crate) fn attempt(held: Held, overflow: Overflow) -> Attempt {
-    match held.gate.try_enter() {
-        Ok(()) => Attempt::Admitted(Permit::of_taken(held)),
-        Err(word) if word.refuses(overflow.places()) => {
-            Attempt::Refused(refuse(&held, overflow, word))
-        }
-        Err(_) => Attempt::Waits(Acquire::new(held, overflow)),
+/// Takes a slot if there is room; else decides whether the request may take one of `places` to
+/// wait.
+#[inline]
+pub(crate) fn attempt<T>(tracked: Arc<Tracked<T>>, places: usize) -> Result<Attempt, Rejected>
+where
+    T: Send + Sync + 'static,
+{
+    match tracked.entry.gate.try_enter() {
+        Ok(()) => Ok(Attempt::Admitted(Permit::of_taken(tracked.into()))),
+        Err(word) if word.refuses(places) => Err(tracked.entry.refuse(places, word)),
+        Err(_) => Ok(Attempt::Waits(tracked.into())),
     }
-}
-
-fn refuse(held: &Held, overflow: Overflow, word: Word) -> Rejected {
-    let reason = match overflow.places() {
-        0 => RejectReason::AtLimit,
-        _ => RejectReason::QueueFull,
-    };
-    held.reject(reason, word)
 }
 
 pin_project! {
@@ -116,7 +109,7 @@ impl Place {
     ) -> Poll<Result<Permit, Rejected>> {
         match self.held.gate.join(overflow.places(), cx.waker()) {
             Joined::Entered => Poll::Ready(Ok(Permit::of_taken(self.held.clone()))),
-            Joined::Refused(word) => Poll::Ready(Err(refuse(&self.held, overflow, word))),
+            Joined::Refused(word) => Poll::Ready(Err(self.held.refuse(overflow.places(), word))),
             Joined::Waiting(waiter) => {
                 self.waiter = Some(waiter);
                 Poll::Pending

@@ -7,7 +7,10 @@
 
 use crate::sync::{AtomicU64, Ordering};
 
-const MAX_LEVEL: u64 = 5;
+const MAX_LEVEL: u8 = 5;
+
+/// So many refusals in one window are a flood.
+const FLOOD: u32 = 128;
 
 /// The start of the running window in seconds, its refusals, and the level: the hint is 2^level.
 #[derive(Debug)]
@@ -25,14 +28,17 @@ impl Backoff {
         Self(AtomicU64::new(0))
     }
 
-    /// Counts a refusal at second `now` and returns the hint in seconds.
-    pub(crate) fn refuse(&self, now: u32) -> u8 {
-        let before = self.0.load(Ordering::Relaxed);
-        let window = Window::unpack(before).at(now).count();
-        // Losing a race drops one refusal from the count, which is only a hint.
-        let _ =
-            self.0
-                .compare_exchange(before, window.pack(), Ordering::Relaxed, Ordering::Relaxed);
+    /// Counts a refusal and returns the hint in seconds. `now` tells the second.
+    ///
+    /// In a flood the clock is read for one refusal in 16, so the hint may be that much behind.
+    pub(crate) fn refuse(&self, now: impl FnOnce() -> u32) -> u8 {
+        let mut window = Window::unpack(self.0.load(Ordering::Relaxed));
+        if window.refusals < FLOOD || window.refusals % 16 == 0 {
+            window = window.at(now());
+        }
+        let window = window.count();
+        // Of two refusals that race one is not counted: it is a hint.
+        self.0.store(window.pack(), Ordering::Relaxed);
         window.hint() as u8
     }
 }
@@ -58,7 +64,7 @@ impl Window {
     fn next(self) -> Self {
         let hint = self.hint();
         let level = if self.refusals >= 3 * hint {
-            (self.level + 1).min(MAX_LEVEL as u8)
+            (self.level + 1).min(MAX_LEVEL)
         } else if self.refusals < hint {
             self.level.saturating_sub(1)
         } else {
@@ -99,7 +105,7 @@ mod tests {
         let mut hint = 0;
         for second in seconds {
             for _ in 0..rate {
-                hint = backoff.refuse(second);
+                hint = backoff.refuse(|| second);
             }
         }
         hint
@@ -107,8 +113,8 @@ mod tests {
 
     #[test]
     fn the_first_refusal_asks_for_one_second() {
-        assert_eq!(Backoff::new().refuse(0), 1);
-        assert_eq!(Backoff::new().refuse(1_000_000), 1);
+        assert_eq!(Backoff::new().refuse(|| 0), 1);
+        assert_eq!(Backoff::new().refuse(|| 1_000_000), 1);
     }
 
     #[test]
@@ -131,16 +137,16 @@ mod tests {
     fn the_hint_decays_when_refusals_stop() {
         let backoff = Backoff::new();
         assert_eq!(refuse_per_second(&backoff, 0..64, 100), 32);
-        let later = backoff.refuse(64 + 63 + 20);
+        let later = backoff.refuse(|| 64 + 63 + 20);
         assert!((1..32).contains(&later), "{later}");
-        assert_eq!(backoff.refuse(1_000), 1);
+        assert_eq!(backoff.refuse(|| 1_000), 1);
     }
 
     #[test]
     fn a_clock_that_goes_back_changes_nothing() {
         let backoff = Backoff::new();
-        backoff.refuse(100);
-        assert_eq!(backoff.refuse(0), 1);
-        assert_eq!(backoff.refuse(u32::MAX), 1);
+        backoff.refuse(|| 100);
+        assert_eq!(backoff.refuse(|| 0), 1);
+        assert_eq!(backoff.refuse(|| u32::MAX), 1);
     }
 }

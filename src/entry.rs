@@ -45,7 +45,7 @@ impl Home {
 
     /// Refuses a request that reached no tenant.
     pub(crate) fn reject(&self, reason: RejectReason) -> Rejected {
-        Rejected::new(reason).with_retry_after(self.refusals.refuse(self.second()))
+        Rejected::new(reason).with_retry_after(self.refusals.refuse(|| self.second()))
     }
 
     fn second(&self) -> u32 {
@@ -73,23 +73,39 @@ impl Entry {
         }
     }
 
-    /// Takes a slot, or tells why not. Never waits.
-    pub(crate) fn try_enter(&self) -> Result<(), Rejected> {
-        self.gate
-            .try_enter()
-            .map_err(|word| self.reject(RejectReason::AtLimit, word))
+    /// The refusal of a request that finds neither room nor one of `places` to wait, if that is so.
+    #[inline]
+    pub(crate) fn refusal(&self, places: usize) -> Option<Rejected> {
+        let word = self.gate.word();
+        word.refuses(places).then(|| self.refuse(places, word))
+    }
+
+    /// Refuses a request because of what `word` shows.
+    #[cold]
+    pub(crate) fn refuse(&self, places: usize, word: Word) -> Rejected {
+        let reason = match places {
+            0 => RejectReason::AtLimit,
+            _ => RejectReason::QueueFull,
+        };
+        self.reject(reason, word)
     }
 
     pub(crate) fn is_busy(&self) -> bool {
         !self.gate.word().is_idle()
     }
 
+    #[inline]
     pub(crate) fn leave(&self) {
         self.idle_since.store(0, Ordering::Relaxed);
         if self.gate.leave() {
-            // Wakes code of the user, inside a drop.
-            contain(|| self.home.drained.notify_waiters());
+            self.tell_drained();
         }
+    }
+
+    #[cold]
+    fn tell_drained(&self) {
+        // Wakes code of the user, inside a drop.
+        contain(|| self.home.drained.notify_waiters());
     }
 
     /// Refuses a request for `reason`, unless `word` shows a stronger one.
@@ -103,7 +119,7 @@ impl Entry {
         };
         Rejected::new(reason)
             .with_figures(word.limit(), word.in_flight(), word.waiting())
-            .with_retry_after(self.refusals.refuse(self.home.second()))
+            .with_retry_after(self.refusals.refuse(|| self.home.second()))
     }
 
     /// Whether a tenant that nobody holds was idle for all of `ttl`, up to sweep time `now`.
@@ -147,6 +163,7 @@ type Erased = sync::Arc<dyn AsRef<Entry> + Send + Sync>;
 
 impl<T: Send + Sync + 'static> From<Arc<Tracked<T>>> for Held {
     #[cfg(not(tenant_loom))]
+    #[inline]
     fn from(tracked: Arc<Tracked<T>>) -> Self {
         Self(tracked)
     }
@@ -167,6 +184,7 @@ impl Deref for Held {
     type Target = Entry;
 
     #[cfg(not(tenant_loom))]
+    #[inline]
     fn deref(&self) -> &Entry {
         &self.0.entry
     }

@@ -42,11 +42,13 @@ impl Gate {
         }
     }
 
+    #[inline]
     pub(crate) fn word(&self) -> Word {
         Word(self.word.load(Ordering::Acquire))
     }
 
     /// Takes a slot, or tells why not. Never waits.
+    #[inline]
     pub(crate) fn try_enter(&self) -> Result<(), Word> {
         let mut word = self.word();
         loop {
@@ -93,6 +95,7 @@ impl Gate {
     }
 
     /// Gives a slot back. `true` if somebody watches for the gate to be idle and now it is.
+    #[inline]
     pub(crate) fn leave(&self) -> bool {
         let before = Word(self.word.fetch_sub(IN_FLIGHT, Ordering::AcqRel));
         !before.is_quiet() && self.leave_slowly()
@@ -162,6 +165,7 @@ impl Gate {
     }
 
     /// Hands every free slot to the waiter who has waited longest.
+    #[cold]
     fn serve(&self) {
         while self.word().owes() {
             let Some(waiter) = self.grant() else { return };
@@ -186,6 +190,7 @@ impl Gate {
         lock(&self.queue)
     }
 
+    #[inline]
     fn exchange(&self, from: Word, to: Word) -> Result<(), Word> {
         self.word
             .compare_exchange_weak(from.0, to.0, Ordering::AcqRel, Ordering::Acquire)

@@ -24,7 +24,7 @@ pub enum Hold {
     Head,
 }
 
-impl<K, X> TenantConcurrencyLayer<K, X, Errors> {
+impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
     /// Answers refused requests with a response, and leaves the errors of the inner service alone.
     ///
     /// | refused for | status |
@@ -53,7 +53,7 @@ impl<K, X> TenantConcurrencyLayer<K, X, Errors> {
     }
 }
 
-impl<K, X, R> TenantConcurrencyLayer<K, X, Http<R>> {
+impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     /// Sets how long an admitted request keeps its permit.
     pub fn hold(self, hold: Hold) -> Self {
         self.map_face(|face| Http { hold, ..face })

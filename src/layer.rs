@@ -1,10 +1,17 @@
 //! The layer: where the state lives.
 
+use std::sync::Arc;
+
 use tower_layer::Layer;
 
 use crate::{
-    evict::Evictor, face::Errors, limiter::TenantLimiter, limits::Limits, missing::MissingTenant,
-    overflow::Overflow, service::TenantConcurrency,
+    evict::Evictor,
+    face::Errors,
+    limiter::TenantLimiter,
+    limits::Limits,
+    missing::MissingTenant,
+    overflow::Overflow,
+    service::{Settings, TenantConcurrency},
 };
 
 /// Caps how many requests of one tenant run at once in the services it wraps.
@@ -40,13 +47,10 @@ use crate::{
 /// assert_eq!(running.await.unwrap(), 7);
 /// # }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 #[must_use = "a layer does nothing until it wraps a service"]
 pub struct TenantConcurrencyLayer<K, X, F = Errors> {
-    limiter: TenantLimiter<K>,
-    extract: X,
-    missing: MissingTenant,
-    face: F,
+    settings: Arc<Settings<K, X, F>>,
 }
 
 impl<K, X> TenantConcurrencyLayer<K, X> {
@@ -60,20 +64,43 @@ impl<K, X> TenantConcurrencyLayer<K, X> {
 
     /// Makes a layer that shares its limits with other users of `limiter`.
     pub fn with_limiter(limiter: TenantLimiter<K>, extract: X) -> Self {
-        Self {
+        Self::of(Settings {
             limiter,
             extract,
             missing: MissingTenant::default(),
             face: Errors::default(),
-        }
+        })
     }
 }
 
 impl<K, X, F> TenantConcurrencyLayer<K, X, F> {
+    /// Returns the limiter behind the layer, to look at and to change its limits while it runs.
+    #[must_use]
+    pub fn limiter(&self) -> &TenantLimiter<K> {
+        &self.settings.limiter
+    }
+
+    fn of(settings: Settings<K, X, F>) -> Self {
+        Self {
+            settings: Arc::new(settings),
+        }
+    }
+}
+
+impl<K, X: Clone, F: Clone> TenantConcurrencyLayer<K, X, F> {
     /// Sets what becomes of a request whose tenant is at its limit; by default it is refused.
     pub fn overflow(self, overflow: Overflow) -> Self {
-        let limiter = self.limiter.overflow(overflow);
-        Self { limiter, ..self }
+        self.map_limiter(|limiter| limiter.overflow(overflow))
+    }
+
+    /// Bounds how many tenants are tracked; see [`TenantLimiter::max_tenants`].
+    pub fn max_tenants(self, max: usize) -> Self {
+        self.map_limiter(|limiter| limiter.max_tenants(max))
+    }
+
+    /// Sets when idle tenants are forgotten.
+    pub fn evictor(self, evictor: Evictor) -> Self {
+        self.map_limiter(|limiter| limiter.evictor(evictor))
     }
 
     /// Sets what becomes of a request that names no tenant; by default it is refused.
@@ -81,50 +108,52 @@ impl<K, X, F> TenantConcurrencyLayer<K, X, F> {
     /// The limit of [`MissingTenant::Share`] is shared by all handles of the limiter.
     pub fn missing(self, missing: MissingTenant) -> Self {
         if let MissingTenant::Share(limit) = missing {
-            self.limiter.set_nameless_limit(limit);
+            self.limiter().set_nameless_limit(limit);
         }
-        Self { missing, ..self }
+        self.map(|settings| Settings {
+            missing,
+            ..settings
+        })
     }
 
-    /// Bounds how many tenants are tracked; see [`TenantLimiter::max_tenants`].
-    pub fn max_tenants(self, max: usize) -> Self {
-        let limiter = self.limiter.max_tenants(max);
-        Self { limiter, ..self }
-    }
-
-    /// Sets when idle tenants are forgotten.
-    pub fn evictor(self, evictor: Evictor) -> Self {
-        let limiter = self.limiter.evictor(evictor);
-        Self { limiter, ..self }
-    }
-
-    /// Returns the limiter behind the layer, to look at and to change its limits while it runs.
-    #[must_use]
-    pub fn limiter(&self) -> &TenantLimiter<K> {
-        &self.limiter
+    fn map_limiter(self, map: impl FnOnce(TenantLimiter<K>) -> TenantLimiter<K>) -> Self {
+        self.map(|settings| Settings {
+            limiter: map(settings.limiter),
+            ..settings
+        })
     }
 
     #[cfg(feature = "http")]
     pub(crate) fn map_face<G>(self, map: impl FnOnce(F) -> G) -> TenantConcurrencyLayer<K, X, G> {
-        TenantConcurrencyLayer {
-            limiter: self.limiter,
-            extract: self.extract,
-            missing: self.missing,
-            face: map(self.face),
-        }
+        self.map(|settings| Settings {
+            limiter: settings.limiter,
+            extract: settings.extract,
+            missing: settings.missing,
+            face: map(settings.face),
+        })
+    }
+
+    // Clones of the layer, and what it has wrapped already, keep the settings they have.
+    fn map<G>(
+        self,
+        map: impl FnOnce(Settings<K, X, F>) -> Settings<K, X, G>,
+    ) -> TenantConcurrencyLayer<K, X, G> {
+        TenantConcurrencyLayer::of(map(Arc::unwrap_or_clone(self.settings)))
     }
 }
 
-impl<S, K, X: Clone, F: Clone> Layer<S> for TenantConcurrencyLayer<K, X, F> {
+impl<S, K, X, F> Layer<S> for TenantConcurrencyLayer<K, X, F> {
     type Service = TenantConcurrency<S, K, X, F>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        TenantConcurrency::new(
-            inner,
-            self.limiter.clone(),
-            self.extract.clone(),
-            self.missing,
-            self.face.clone(),
-        )
+        TenantConcurrency::new(inner, Arc::clone(&self.settings))
+    }
+}
+
+impl<K, X, F> Clone for TenantConcurrencyLayer<K, X, F> {
+    fn clone(&self) -> Self {
+        Self {
+            settings: Arc::clone(&self.settings),
+        }
     }
 }

@@ -11,8 +11,8 @@ use std::{
 };
 
 use crate::{
-    acquire::Acquire,
-    entry::{Entry, Held, Home, Tracked},
+    acquire::{Acquire, Attempt, attempt},
+    entry::{Entry, Home, Tracked},
     evict::Evictor,
     limits::{LimitBook, Limits},
     overflow::Overflow,
@@ -215,9 +215,9 @@ impl<K> TenantLimiter<K> {
         self.overflow
     }
 
-    /// The entry that requests without a tenant share.
-    pub(crate) fn hold_nameless(&self) -> Held {
-        Arc::clone(&self.shared.nameless).into()
+    /// The same for a request without a tenant.
+    pub(crate) fn attempt_nameless(&self) -> Result<Attempt, Rejected> {
+        attempt(Arc::clone(&self.shared.nameless), self.overflow.places())
     }
 
     pub(crate) fn set_nameless_limit(&self, limit: usize) {
@@ -246,7 +246,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        Permit::take(self.hold(Cow::Borrowed(tenant))?)
+        match self.attempt(Cow::Borrowed(tenant), 0)? {
+            Attempt::Admitted(permit) => Ok(permit),
+            Attempt::Waits(held) => Err(held.refuse(0, held.gate.word())),
+        }
     }
 
     /// Acquires a permit for `tenant`, waiting as the overflow policy allows.
@@ -283,8 +286,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let held = self.hold(Cow::Borrowed(tenant))?;
-        Acquire::new(held, self.overflow).await
+        match self.attempt(Cow::Borrowed(tenant), self.overflow.places())? {
+            Attempt::Admitted(permit) => Ok(permit),
+            Attempt::Waits(held) => Acquire::new(held, self.overflow).await,
+        }
     }
 
     /// Returns the figures of `tenant`, or `None` if it is not tracked.
@@ -370,20 +375,31 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         self.shared.update_limit_of(tenant);
     }
 
-    /// Finds the entry of a tenant, or makes it.
-    pub(crate) fn hold<Q>(&self, tenant: Cow<'_, Q>) -> Result<Held, Rejected>
+    /// Takes a slot of `tenant` if there is room; else decides whether the request may take one of
+    /// `places` to wait.
+    #[inline]
+    pub(crate) fn attempt<Q>(&self, tenant: Cow<'_, Q>, places: usize) -> Result<Attempt, Rejected>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let hash = self.shared.table.hash(&*tenant);
-        let known = self.shared.table.get(hash, &*tenant);
-        let tracked = match known {
-            Some(tracked) => tracked,
-            None => self.shared.track(hash, tenant.into_owned())?,
-        };
         sweeper::ensure(&self.shared);
-        Ok(tracked.into())
+        let table = &self.shared.table;
+        let hash = table.hash(&*tenant);
+        // A refusal is read off the entry in passing: a flood should not even hold it.
+        let refusal = |entry: &Entry| entry.refusal(places);
+        let tracked = match table.get_unless(hash, &*tenant, refusal)? {
+            Some(tracked) => tracked,
+            None => self.track(hash, tenant.into_owned())?,
+        };
+        attempt(tracked, places)
+    }
+
+    #[cold]
+    fn track(&self, hash: u64, tenant: K) -> Result<Arc<Tracked<K>>, Rejected> {
+        let tracked = self.shared.track(hash, tenant)?;
+        sweeper::ensure(&self.shared);
+        Ok(tracked)
     }
 }
 
@@ -396,7 +412,6 @@ impl<K> Shared<K> {
         self.table.get(self.table.hash(tenant), tenant)
     }
 
-    #[cold]
     fn track(&self, hash: u64, tenant: K) -> Result<Arc<Tracked<K>>, Rejected>
     where
         K: Hash + Eq,

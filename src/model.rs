@@ -6,7 +6,6 @@
 mod original;
 
 use std::{
-    borrow::Cow,
     future::Future,
     pin::{Pin, pin},
     sync,
@@ -15,11 +14,14 @@ use std::{
     time::Duration,
 };
 
-use loom::{future::block_on, thread};
+use loom::{future::block_on, sync::Arc, thread};
 
 use crate::{
-    acquire::Acquire, entry::Held, limiter::TenantLimiter, overflow::Overflow, permit::Permit,
-    reject::RejectReason,
+    gate::{Gate, Joined},
+    limiter::TenantLimiter,
+    overflow::Overflow,
+    permit::Permit,
+    reject::{RejectReason, Rejected},
 };
 
 const TENANT: u8 = 7;
@@ -63,16 +65,15 @@ fn limiter(limit: usize) -> TenantLimiter<u8> {
     TenantLimiter::new(limit).overflow(Overflow::queue(2).max_wait(Duration::MAX))
 }
 
-fn hold(limiter: &TenantLimiter<u8>) -> Held {
-    limiter.hold(Cow::Borrowed(&TENANT)).unwrap()
-}
+type Acquire = Pin<Box<dyn Future<Output = Result<Permit, Rejected>> + Send>>;
 
-fn acquire(limiter: &TenantLimiter<u8>) -> Pin<Box<Acquire>> {
-    Box::pin(Acquire::new(hold(limiter), limiter.policy()))
+fn acquire(limiter: &TenantLimiter<u8>) -> Acquire {
+    let limiter = limiter.clone();
+    Box::pin(async move { limiter.acquire(&TENANT).await })
 }
 
 /// A request that has been polled once and waits.
-fn waiting(limiter: &TenantLimiter<u8>) -> Pin<Box<Acquire>> {
+fn waiting(limiter: &TenantLimiter<u8>) -> Acquire {
     let mut acquire = acquire(limiter);
     assert!(poll(&mut acquire).is_pending());
     acquire
@@ -108,7 +109,9 @@ fn two_newcomers_do_not_share_one_slot() {
                 }
             })
         });
-        visits.map(|visit| visit.join().unwrap());
+        for visit in visits {
+            visit.join().unwrap();
+        }
         assert_eq!(inside.peak(), 1);
         assert_at_rest(&limiter, 1);
     });
@@ -124,7 +127,9 @@ fn whoever_waits_enters_one_at_a_time() {
             thread::spawn(move || inside.visit(block_on(acquire(&limiter)).unwrap()))
         });
         inside.visit(block_on(acquire(&limiter)).unwrap());
-        visits.map(|visit| visit.join().unwrap());
+        for visit in visits {
+            visit.join().unwrap();
+        }
         assert_eq!(inside.peak(), 1);
         assert_at_rest(&limiter, 1);
     });
@@ -213,7 +218,9 @@ fn a_cut_is_honoured_before_any_waiter_is_served() {
         limiter.set_limit(&TENANT, 1);
         let releases = permits.map(|permit| thread::spawn(move || drop(permit)));
         inside.visit(block_on(waiter).unwrap());
-        releases.map(|release| release.join().unwrap());
+        for release in releases {
+            release.join().unwrap();
+        }
         assert_at_rest(&limiter, 1);
     });
 }
@@ -329,14 +336,13 @@ fn close_reaches_a_tenant_that_is_first_tracked() {
 #[test]
 fn the_last_release_tells_whoever_watches() {
     explore(|| {
-        let limiter = limiter(1);
-        let held = hold(&limiter);
-        assert!(held.gate.try_enter().is_ok());
+        let gate = Arc::new(Gate::new(1));
+        assert!(gate.try_enter().is_ok());
         let release = {
-            let held = held.clone();
-            thread::spawn(move || held.gate.leave())
+            let gate = gate.clone();
+            thread::spawn(move || gate.leave())
         };
-        let watches = held.gate.watch();
+        let watches = gate.watch();
         assert_eq!(release.join().unwrap(), watches);
     });
 }
@@ -344,17 +350,20 @@ fn the_last_release_tells_whoever_watches() {
 #[test]
 fn a_gate_is_not_idle_while_a_waiter_is_owed_its_slot() {
     explore(|| {
-        let limiter = limiter(1);
-        let permit = limiter.try_acquire(&TENANT).unwrap();
-        let waiter = waiting(&limiter);
-        let held = hold(&limiter);
-        let release = thread::spawn(move || drop(permit));
-        assert!(held.gate.watch(), "idle before the waiter had its turn");
-        release.join().unwrap();
-        drop(waiter);
-        assert!(!held.gate.watch(), "never idle");
-        drop(held);
-        assert_at_rest(&limiter, 1);
+        let gate = Arc::new(Gate::new(1));
+        assert!(gate.try_enter().is_ok());
+        let joined = gate.join(1, Waker::noop());
+        assert!(matches!(joined, Joined::Waiting(_)));
+        let release = {
+            let gate = gate.clone();
+            thread::spawn(move || gate.leave())
+        };
+        assert!(gate.watch(), "idle before the waiter had its turn");
+        assert!(
+            !release.join().unwrap(),
+            "told before the waiter had its turn"
+        );
+        assert!(gate.leave());
     });
 }
 
@@ -367,15 +376,16 @@ fn eviction_never_parts_a_tenant_in_two() {
         let visits = [(); 2].map(|()| {
             let (limiter, inside) = (limiter.clone(), inside.clone());
             thread::spawn(move || {
-                let held = hold(&limiter);
-                // Here the original's evictor takes the entry away.
-                if let Ok(permit) = Permit::take(held) {
+                // Between look-up and admission the original's evictor takes the entry away.
+                if let Ok(permit) = limiter.try_acquire(&TENANT) {
                     inside.visit(permit);
                 }
             })
         });
         limiter.evict_idle_after(Duration::ZERO);
-        visits.map(|visit| visit.join().unwrap());
+        for visit in visits {
+            visit.join().unwrap();
+        }
         assert_eq!(inside.peak(), 1);
         assert_at_rest(&limiter, 1);
     });

@@ -1,6 +1,6 @@
 //! The right to run one request, given back by dropping it.
 
-use crate::{entry::Held, reject::Rejected};
+use crate::entry::Held;
 
 /// The right to run one request of a tenant.
 ///
@@ -18,19 +18,15 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// Takes a slot now or not at all.
-    pub(crate) fn take(held: Held) -> Result<Self, Rejected> {
-        held.try_enter()?;
-        Ok(Self { held })
-    }
-
     /// Takes charge of a slot that was taken already.
+    #[inline]
     pub(crate) fn of_taken(held: Held) -> Self {
         Self { held }
     }
 }
 
 impl Drop for Permit {
+    #[inline]
     fn drop(&mut self) {
         self.held.leave();
     }

@@ -3,13 +3,15 @@
 use std::{
     borrow::Borrow,
     hash::Hash,
+    sync::Arc,
     task::{Context, Poll},
 };
 
 use tower_service::Service;
 
 use crate::{
-    acquire::{Acquire, Attempt, attempt},
+    acquire::{Acquire, Attempt},
+    entry::Held,
     face::Face,
     future::ResponseFuture,
     key::{ExtractTenant, NoTenant},
@@ -26,36 +28,32 @@ use crate::{
 /// request, and with it the tenant, is there. A request that is admitted at once goes to the very
 /// instance that was readied. One that has to wait goes to a clone, which is readied when the
 /// request is admitted, so that it holds nothing of the inner service while it waits.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct TenantConcurrency<S, K, X, F> {
     inner: S,
-    limiter: TenantLimiter<K>,
-    extract: X,
-    missing: MissingTenant,
-    face: F,
+    // One handle for all: cloning the service, as servers do with each request, counts one
+    // reference however much there is in it.
+    settings: Arc<Settings<K, X, F>>,
+}
+
+/// What a layer and the services it makes have in common.
+#[derive(Debug)]
+pub(crate) struct Settings<K, X, F> {
+    pub(crate) limiter: TenantLimiter<K>,
+    pub(crate) extract: X,
+    pub(crate) missing: MissingTenant,
+    pub(crate) face: F,
 }
 
 impl<S, K, X, F> TenantConcurrency<S, K, X, F> {
-    pub(crate) fn new(
-        inner: S,
-        limiter: TenantLimiter<K>,
-        extract: X,
-        missing: MissingTenant,
-        face: F,
-    ) -> Self {
-        Self {
-            inner,
-            limiter,
-            extract,
-            missing,
-            face,
-        }
+    pub(crate) fn new(inner: S, settings: Arc<Settings<K, X, F>>) -> Self {
+        Self { inner, settings }
     }
 
     /// Returns the limiter behind the service.
     #[must_use]
     pub fn limiter(&self) -> &TenantLimiter<K> {
-        &self.limiter
+        &self.settings.limiter
     }
 
     /// Returns the inner service.
@@ -90,38 +88,56 @@ where
     }
 
     fn call(&mut self, req: Req) -> Self::Future {
-        match self.decide(&req) {
+        let face = &self.settings.face;
+        match self.settings.decide(&req) {
             Ok(Passage::Open(permit)) => {
-                ResponseFuture::running(self.inner.call(req), self.face.ending(), permit)
+                ResponseFuture::running(self.inner.call(req), face.ending(), permit)
             }
-            Ok(Passage::Waits(acquire)) => {
+            Ok(Passage::Waits(held)) => {
+                let acquire = Acquire::new(held, self.settings.limiter.policy());
+                let waiting =
+                    ResponseFuture::waiting(self.inner.clone(), req, acquire, face.clone());
                 self.give_up_readiness();
-                ResponseFuture::waiting(self.inner.clone(), req, acquire, self.face.clone())
+                waiting
             }
             Err(rejected) => {
+                let refused = ResponseFuture::refused(face.refuse(rejected));
                 self.give_up_readiness();
-                ResponseFuture::refused(self.face.refuse(rejected))
+                refused
             }
         }
     }
 }
 
-/// How an unrefused request goes on. Without a permit if it is not limited.
-enum Passage {
-    Open(Option<Permit>),
-    Waits(Acquire),
+impl<S: Clone, K, X, F> TenantConcurrency<S, K, X, F> {
+    /// Lets go of what being ready holds in the inner service, such as a slot of a shared limit.
+    ///
+    /// The caller may leave this service alone after the call, for as long as it likes.
+    fn give_up_readiness(&mut self) {
+        self.inner = self.inner.clone();
+    }
 }
 
-impl<S, K, X, F> TenantConcurrency<S, K, X, F> {
+/// How a request that is not refused goes on. Without a permit if it is not limited.
+enum Passage {
+    Open(Option<Permit>),
+    Waits(Held),
+}
+
+impl<K, X, F> Settings<K, X, F> {
+    #[inline]
     fn decide<Req>(&self, req: &Req) -> Result<Passage, Rejected>
     where
         X: ExtractTenant<Req, Key = K>,
         K: Borrow<X::Id> + Hash + Eq + Clone + Send + Sync + 'static,
     {
-        let held = match self.extract.extract(req) {
-            Ok(tenant) => self.limiter.hold(tenant)?,
+        let attempt = match self.extract.extract(req) {
+            Ok(tenant) => {
+                let places = self.limiter.policy().places();
+                self.limiter.attempt(tenant, places)?
+            }
             Err(why) => match self.missing {
-                MissingTenant::Share(_) => self.limiter.hold_nameless(),
+                MissingTenant::Share(_) => self.limiter.attempt_nameless()?,
                 MissingTenant::Bypass if why == NoTenant::Missing => {
                     self.limiter.bypass()?;
                     return Ok(Passage::Open(None));
@@ -131,20 +147,29 @@ impl<S, K, X, F> TenantConcurrency<S, K, X, F> {
                 }
             },
         };
-        match attempt(held, self.limiter.policy()) {
-            Attempt::Admitted(permit) => Ok(Passage::Open(Some(permit))),
-            Attempt::Waits(acquire) => Ok(Passage::Waits(acquire)),
-            Attempt::Refused(rejected) => Err(rejected),
+        Ok(match attempt {
+            Attempt::Admitted(permit) => Passage::Open(Some(permit)),
+            Attempt::Waits(held) => Passage::Waits(held),
+        })
+    }
+}
+
+impl<K, X: Clone, F: Clone> Clone for Settings<K, X, F> {
+    fn clone(&self) -> Self {
+        Self {
+            limiter: self.limiter.clone(),
+            extract: self.extract.clone(),
+            missing: self.missing,
+            face: self.face.clone(),
         }
     }
+}
 
-    /// Lets go of what being ready holds in the inner service, such as a slot of a shared limit.
-    ///
-    /// The caller may leave this service alone after the call, for as long as it likes.
-    fn give_up_readiness(&mut self)
-    where
-        S: Clone,
-    {
-        self.inner = self.inner.clone();
+impl<S: Clone, K, X, F> Clone for TenantConcurrency<S, K, X, F> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            settings: Arc::clone(&self.settings),
+        }
     }
 }

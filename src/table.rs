@@ -85,12 +85,35 @@ impl<K> Table<K> {
         self.hasher.hash_one(tenant)
     }
 
+    #[inline]
     pub(crate) fn get<Q>(&self, hash: u64, tenant: &Q) -> Option<Arc<Tracked<K>>>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
         find(&read(self.shard(hash)), hash, tenant).cloned()
+    }
+
+    /// The entry of a tenant, unless `refusal` says that there is no use for it.
+    #[inline]
+    pub(crate) fn get_unless<Q, R>(
+        &self,
+        hash: u64,
+        tenant: &Q,
+        refusal: impl FnOnce(&Entry) -> Option<R>,
+    ) -> Result<Option<Arc<Tracked<K>>>, R>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        let entries = read(self.shard(hash));
+        let Some(tracked) = find(&entries, hash, tenant) else {
+            return Ok(None);
+        };
+        match refusal(&tracked.entry) {
+            Some(refusal) => Err(refusal),
+            None => Ok(Some(Arc::clone(tracked))),
+        }
     }
 
     /// Adds a tenant unless it is there, or `still` fails under the lock that hands entries out.

@@ -29,47 +29,57 @@ impl Word {
         Self(0).with_limit(limit)
     }
 
+    #[inline]
     pub(crate) fn in_flight(self) -> usize {
         (self.0 & FIELD) as usize
     }
 
+    #[inline]
     pub(crate) fn waiting(self) -> usize {
         ((self.0 & WAITING) >> BITS) as usize
     }
 
+    #[inline]
     pub(crate) fn limit(self) -> usize {
         ((self.0 & LIMIT) >> (2 * BITS)) as usize
     }
 
+    #[inline]
     pub(crate) fn is_closed(self) -> bool {
         self.0 & CLOSED != 0
     }
 
+    #[inline]
     pub(crate) fn is_watched(self) -> bool {
         self.0 & WATCHED != 0
     }
 
     /// Nothing is in flight, nor about to be.
+    #[inline]
     pub(crate) fn is_idle(self) -> bool {
         self.0 & (FIELD | WAITING) == 0
     }
 
     /// A newcomer may enter: there is room and nobody waits for it.
+    #[inline]
     pub(crate) fn admits(self) -> bool {
         self.0 & (CLOSED | WAITING) == 0 && self.has_room()
     }
 
     /// The first waiter may enter.
+    #[inline]
     pub(crate) fn owes(self) -> bool {
         self.0 & WAITING != 0 && self.has_room()
     }
 
     /// A newcomer may neither enter nor wait behind `queue - 1` others at most.
+    #[inline]
     pub(crate) fn refuses(self, queue: usize) -> bool {
         self.is_closed() || self.limit() == 0 || (!self.has_room() && self.waiting() >= queue)
     }
 
     /// A release from here concerns nobody but the releaser.
+    #[inline]
     pub(crate) fn is_quiet(self) -> bool {
         self.0 & (WAITING | WATCHED) == 0
     }
@@ -104,6 +114,7 @@ impl Word {
         Self(self.0 & !WATCHED)
     }
 
+    #[inline]
     fn has_room(self) -> bool {
         self.in_flight() < self.limit()
     }

@@ -86,7 +86,9 @@ fn visit_under_eviction(visit: impl Fn(&Original) + Send + Sync + Clone + 'stati
         thread::spawn(move || visit(&original))
     });
     original.evict();
-    visits.map(|visit| visit.join().unwrap());
+    for visit in visits {
+        visit.join().unwrap();
+    }
 }
 
 #[test]
