@@ -66,7 +66,7 @@ impl FromHeader {
             return None;
         }
         // `to_str` asks the same of each byte by itself.
-        let text = str::from_utf8(value.as_bytes()).ok()?;
+        let text = std::str::from_utf8(value.as_bytes()).ok()?;
         text.is_ascii().then_some(text)
     }
 }
