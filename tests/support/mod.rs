@@ -74,7 +74,8 @@ impl Gate {
         self.seen(tenant).calls
     }
 
-    fn enter(&self, tenant: Tenant) -> Inside {
+    /// Counts somebody in, until the answer is dropped.
+    pub fn enter(&self, tenant: Tenant) -> Inside {
         let mut all = self.seen.lock().unwrap();
         let seen = all.entry(tenant).or_default();
         seen.calls += 1;
@@ -89,7 +90,7 @@ impl Gate {
 
 /// A request that is inside a [`Gate`].
 #[derive(Debug)]
-struct Inside {
+pub struct Inside {
     gate: Gate,
     tenant: Tenant,
 }
