@@ -24,7 +24,7 @@ use hyper_util::{
     client::legacy::{self, Client, connect::HttpConnector},
     rt::TokioExecutor,
 };
-use support::{Gate, Tenant, probe};
+use support::{Gate, Tenant, probe, soon, until};
 use tokio::task::JoinSet;
 use tower::{
     BoxError, Layer, Service, ServiceBuilder, ServiceExt,
@@ -35,7 +35,7 @@ use tower_tenant::{
     BodyErrors, Error, Overflow, RejectReason, Rejected, ResponseBody, TenantConcurrency,
     TenantConcurrencyLayer,
 };
-use wire::{VERSIONS, Version, listen, tenant_in, until};
+use wire::{VERSIONS, Version, listen, tenant_in};
 
 type Extract = fn(&Request<Body>) -> Option<Tenant>;
 type TestLayer = TenantConcurrencyLayer<Tenant, Extract, BodyErrors>;
@@ -100,10 +100,13 @@ where
     E: Into<BoxError>,
     B: http_body::Body<Error: Into<BoxError>>,
 {
-    let response = service.oneshot(req).await.map_err(Into::into)?;
-    let status = response.status();
-    response.into_body().collect().await.map_err(Into::into)?;
-    Ok(status)
+    soon(async {
+        let response = service.oneshot(req).await.map_err(Into::into)?;
+        let status = response.status();
+        response.into_body().collect().await.map_err(Into::into)?;
+        Ok(status)
+    })
+    .await
 }
 
 fn ten_exchanges(
@@ -131,14 +134,18 @@ async fn the_receiver_never_sees_more_of_a_tenant_than_its_limit() {
         let mut b = ten_exchanges(&service, addr, "B");
         for exchanges in [&mut a, &mut b] {
             for _ in 0..8 {
-                let refused = exchanges.join_next().await.unwrap().unwrap().unwrap_err();
+                let refused = soon(exchanges.join_next())
+                    .await
+                    .unwrap()
+                    .unwrap()
+                    .unwrap_err();
                 assert_eq!(reason(&refused), Some(RejectReason::AtLimit));
             }
         }
         until(|| gate.running("A") == 2 && gate.running("B") == 2).await;
         gate.let_out(4);
         for exchanges in [&mut a, &mut b] {
-            while let Some(served) = exchanges.join_next().await {
+            while let Some(served) = soon(exchanges.join_next()).await {
                 assert_eq!(served.unwrap().unwrap(), StatusCode::OK);
             }
         }
@@ -159,7 +166,7 @@ async fn all_that_wait_are_sent_and_never_too_many_at_once() {
         let mut exchanges = ten_exchanges(&layer.layer(pool(version)), addr, "T");
         until(|| gate.running("T") == 2 && layer.limiter().waiting("T") == 8).await;
         gate.let_out(10);
-        while let Some(served) = exchanges.join_next().await {
+        while let Some(served) = soon(exchanges.join_next()).await {
             assert_eq!(served.unwrap().unwrap(), StatusCode::OK);
         }
         assert_eq!(gate.peak("T"), 2);
@@ -271,12 +278,16 @@ async fn the_receivers_own_429_is_a_response_and_ours_an_error() {
             .map(|_| exchange(service.clone(), request(addr, "/work", "T")))
             .collect();
         for _ in 0..49 {
-            let refused = exchanges.join_next().await.unwrap().unwrap().unwrap_err();
+            let refused = soon(exchanges.join_next())
+                .await
+                .unwrap()
+                .unwrap()
+                .unwrap_err();
             assert!(refused.is::<Rejected>());
         }
         gate.let_out(1);
         assert_eq!(
-            exchanges.join_next().await.unwrap().unwrap().unwrap(),
+            soon(exchanges.join_next()).await.unwrap().unwrap().unwrap(),
             StatusCode::OK
         );
         assert_eq!(gate.calls("T"), 1);

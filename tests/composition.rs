@@ -14,7 +14,7 @@ use std::{
 };
 
 use futures_util::FutureExt;
-use support::{Gate, Tenant, call, probe, tenant_of};
+use support::{Gate, Tenant, call, probe, soon, tenant_of, until};
 use tokio::{runtime::Handle, sync::mpsc, task::JoinSet};
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
 use tower::{
@@ -128,11 +128,11 @@ async fn a_layer_cloned_for_each_task_shares_the_limit() {
         tasks.spawn(layer.clone().layer(gate.clone()).oneshot("T"));
     }
     for _ in 0..8 {
-        let refused = tasks.join_next().await.unwrap().unwrap().unwrap_err();
+        let refused = soon(tasks.join_next()).await.unwrap().unwrap().unwrap_err();
         assert_eq!(reason_of(refused), Some(RejectReason::AtLimit));
     }
     gate.let_out(2);
-    while let Some(response) = tasks.join_next().await {
+    while let Some(response) = soon(tasks.join_next()).await {
         assert_eq!(response.unwrap().unwrap(), "T");
     }
     assert_eq!(gate.peak("T"), 2);
@@ -346,9 +346,7 @@ async fn a_buffer_in_front_does_not_hide_a_refusal() {
     let layer = shedding(1);
     let service = Buffer::new(layer.layer(gate.clone()), 8);
     let first = tokio::spawn(service.clone().oneshot("T"));
-    while gate.running("T") == 0 {
-        tokio::task::yield_now().await;
-    }
+    until(|| gate.running("T") == 1).await;
     for _ in 0..5 {
         let refused = service.clone().oneshot("T").await.unwrap_err();
         assert_eq!(reason_of(refused), Some(RejectReason::AtLimit));
@@ -370,9 +368,7 @@ async fn a_full_tenant_does_not_hold_up_others_behind_a_buffer() {
         .map(|_| tokio::spawn(service.clone().oneshot("T")))
         .collect();
     let other = tokio::spawn(service.clone().oneshot("U"));
-    while gate.running("U") == 0 || layer.limiter().waiting("T") < 2 {
-        tokio::task::yield_now().await;
-    }
+    until(|| gate.running("U") == 1 && layer.limiter().waiting("T") == 2).await;
     gate.let_out(4);
     assert_eq!(other.await.unwrap().unwrap(), "U");
     for request in full {

@@ -54,6 +54,8 @@ mod over_http {
     use tower_http::catch_panic::CatchPanicLayer;
     use tower_tenant::Http;
 
+    use crate::support::{soon, until};
+
     use super::*;
 
     /// Where the inner service panics.
@@ -185,7 +187,7 @@ mod over_http {
             let layer = layer(2);
             for _ in 0..10 {
                 let task = tokio::spawn(run(layer.layer(Bomb), place));
-                assert_boom(task.await.unwrap_err().into_panic().as_ref());
+                assert_boom(soon(task).await.unwrap_err().into_panic().as_ref());
             }
             probe(layer.limiter(), "T", 2, 0);
         }
@@ -264,12 +266,10 @@ mod over_http {
             let waiting: Vec<_> = (0..5)
                 .map(|_| tokio::spawn(run(layer.layer(Bomb), place)))
                 .collect();
-            while layer.limiter().waiting("T") < 5 {
-                tokio::task::yield_now().await;
-            }
+            until(|| layer.limiter().waiting("T") == 5).await;
             drop(first);
             for task in waiting {
-                assert_boom(task.await.unwrap_err().into_panic().as_ref());
+                assert_boom(soon(task).await.unwrap_err().into_panic().as_ref());
             }
             probe(layer.limiter(), "T", 1, 8);
         }

@@ -31,7 +31,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
 };
-use support::{Gate, Tenant, probe};
+use support::{Gate, Tenant, probe, soon, until};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -43,7 +43,7 @@ use tower_http::cors::CorsLayer;
 use tower_tenant::{
     Hold, Http, MissingTenant, Overflow, Rejected, TenantConcurrencyLayer, header as tenant_header,
 };
-use wire::{Answer, Client, VERSIONS, Version, listen, request, serve, tenant_in, until};
+use wire::{Answer, Client, VERSIONS, Version, listen, request, serve, tenant_in};
 
 type Extract = fn(&Request<Body>) -> Option<Tenant>;
 type TestLayer = TenantConcurrencyLayer<Tenant, Extract, Http>;
@@ -91,7 +91,7 @@ fn spawn_gets(
 
 async fn expect(answers: &mut JoinSet<Answer>, count: usize, status: StatusCode) {
     for _ in 0..count {
-        let answer = answers.join_next().await.unwrap().unwrap();
+        let answer = soon(answers.join_next()).await.unwrap().unwrap();
         assert_eq!(answer.status, status);
     }
 }
@@ -343,7 +343,7 @@ async fn a_streaming_body_keeps_the_slot_until_it_ends_fails_or_is_given_up() {
             let mut client = Client::connect(addr, version).await;
             let mut response = client.get("/events", "T").await.unwrap();
             assert_eq!(response.status(), StatusCode::OK);
-            let stream = opened.recv().await.unwrap();
+            let stream = soon(opened.recv()).await.unwrap();
             stream.send(Ok(Bytes::from("tick"))).unwrap();
             response.frame().await.unwrap().unwrap();
             for _ in 0..4 {
@@ -379,13 +379,13 @@ async fn the_next_in_line_enters_when_the_body_ends() {
         let addr = serve(router.layer(layer.clone())).await;
         let mut client = Client::connect(addr, version).await;
         let response = client.get("/events", "T").await.unwrap();
-        let first = opened.recv().await.unwrap();
+        let first = soon(opened.recv()).await.unwrap();
         let next = tokio::spawn(wire::get(addr, version, "/events", "T"));
         until(|| layer.limiter().waiting("T") == 1).await;
         assert!(opened.is_empty());
         drop(first);
         assert_eq!(Answer::of(response).await.unwrap().body, "");
-        drop(opened.recv().await.unwrap());
+        drop(soon(opened.recv()).await.unwrap());
         assert_eq!(next.await.unwrap().status, StatusCode::OK);
         probe(layer.limiter(), "T", 1, 1);
     }
@@ -404,7 +404,7 @@ async fn with_hold_head_bodies_stream_without_a_slot() {
             let response = client.get("/events", "T").await.unwrap();
             assert_eq!(response.status(), StatusCode::OK);
             assert_eq!(layer.limiter().in_flight("T"), 0);
-            open.push((client, response, opened.recv().await.unwrap()));
+            open.push((client, response, soon(opened.recv()).await.unwrap()));
         }
         probe(layer.limiter(), "T", 1, 0);
         for (_, response, stream) in open {
@@ -427,7 +427,7 @@ async fn work_beside_four_streams(
         let mut client = Client::connect(addr, version).await;
         let response = client.get("/events", "T").await.unwrap();
         assert_eq!(response.status(), StatusCode::OK);
-        open.push((client, response, opened.recv().await.unwrap()));
+        open.push((client, response, soon(opened.recv()).await.unwrap()));
     }
     let status = wire::get(addr, version, "/work", "T").await.status;
     for (_, response, stream) in open {

@@ -10,6 +10,7 @@ use std::{
     pin::Pin,
     sync::{Arc, Mutex},
     task::{Context, Poll},
+    time::Duration,
 };
 
 use tokio::sync::Semaphore;
@@ -146,7 +147,7 @@ pub fn probe(limiter: &TenantLimiter<Tenant>, tenant: Tenant, limit: usize, queu
     assert_eq!(limiter.waiting(&tenant), 0, "waiting before the probe");
     let limiter = limiter
         .clone()
-        .overflow(Overflow::queue(queue).max_wait(std::time::Duration::MAX));
+        .overflow(Overflow::queue(queue).max_wait(Duration::MAX));
     let mut requests: Vec<_> = (0..limit + queue + 1)
         .map(|_| {
             let limiter = limiter.clone();
@@ -168,4 +169,20 @@ pub fn probe(limiter: &TenantLimiter<Tenant>, tenant: Tenant, limit: usize, queu
     drop(admitted);
     assert_eq!(limiter.in_flight(&tenant), 0, "in flight after the probe");
     assert_eq!(limiter.waiting(&tenant), 0, "waiting after the probe");
+}
+
+/// A watchdog: a test that hangs fails.
+pub async fn soon<F: Future>(work: F) -> F::Output {
+    let done = tokio::time::timeout(Duration::from_secs(20), work).await;
+    done.expect("nothing happens any more")
+}
+
+/// Lets other tasks run until `condition` holds.
+pub async fn until(condition: impl Fn() -> bool) {
+    soon(async {
+        while !condition() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
 }

@@ -1,7 +1,7 @@
 //! Servers and clients over loopback TCP.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use std::{net::SocketAddr, time::Duration};
+use std::net::SocketAddr;
 
 use axum::{Router, body::Body};
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use hyper::{
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::support::Tenant;
+use crate::support::{Tenant, soon};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Version {
@@ -121,18 +121,10 @@ impl Answer {
 
 /// A whole exchange on a connection of its own.
 pub async fn get(addr: SocketAddr, version: Version, path: &str, tenant: Tenant) -> Answer {
-    let mut client = Client::connect(addr, version).await;
-    let response = client.get(path, tenant).await.unwrap();
-    Answer::of(response).await.unwrap()
-}
-
-/// Lets other tasks run until `condition` holds.
-pub async fn until(condition: impl Fn() -> bool) {
-    let wait = async {
-        while !condition() {
-            tokio::task::yield_now().await;
-        }
+    let exchange = async {
+        let mut client = Client::connect(addr, version).await;
+        let response = client.get(path, tenant).await.unwrap();
+        Answer::of(response).await.unwrap()
     };
-    let waited = tokio::time::timeout(Duration::from_secs(30), wait).await;
-    assert!(waited.is_ok(), "nothing happens any more");
+    soon(exchange).await
 }
