@@ -173,7 +173,7 @@ pub fn probe(limiter: &TenantLimiter<Tenant>, tenant: Tenant, limit: usize, queu
 
 /// A watchdog: a test that hangs fails.
 pub async fn soon<F: Future>(work: F) -> F::Output {
-    let done = tokio::time::timeout(Duration::from_secs(20), work).await;
+    let done = tokio::time::timeout(Duration::from_secs(10), work).await;
     done.expect("nothing happens any more")
 }
 
