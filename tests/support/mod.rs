@@ -81,7 +81,8 @@ impl Gate {
         self.seen(tenant).calls
     }
 
-    fn enter(&self, tenant: Tenant) -> Inside {
+    /// Counts somebody in, until the answer is dropped.
+    pub fn enter(&self, tenant: Tenant) -> Inside {
         let mut all = self.seen.lock().unwrap();
         let seen = all.entry(tenant).or_default();
         seen.calls += 1;
@@ -96,7 +97,7 @@ impl Gate {
 
 /// A request that is inside a [`Gate`].
 #[derive(Debug)]
-struct Inside {
+pub struct Inside {
     gate: Gate,
     tenant: Tenant,
 }
@@ -227,4 +228,20 @@ pub fn reason<T: Debug>(poll: Poll<Result<T, impl Into<Error>>>) -> RejectReason
         Poll::Ready(Ok(response)) => panic!("served: {response:?}"),
         Poll::Pending => panic!("neither served nor refused"),
     }
+}
+
+/// A watchdog: a test that hangs fails.
+pub async fn soon<F: Future>(work: F) -> F::Output {
+    let done = tokio::time::timeout(Duration::from_secs(10), work).await;
+    done.expect("nothing happens any more")
+}
+
+/// Lets other tasks run until `condition` holds.
+pub async fn until(condition: impl Fn() -> bool) {
+    soon(async {
+        while !condition() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
 }
