@@ -1,5 +1,7 @@
 //! What a request of a known tenant allocates: nothing, and one thing if it waits.
 
+#![cfg(feature = "http")]
+
 mod support;
 
 use std::{

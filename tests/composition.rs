@@ -1,5 +1,7 @@
 //! Together with other layers: in front, behind, boxed, and several times.
 
+#![cfg(feature = "http")]
+
 mod support;
 
 use std::{

@@ -1,5 +1,7 @@
 //! The figures and reasons that a limiter gives: exact after every ending, and telling.
 
+#![cfg(feature = "http")]
+
 mod support;
 
 use std::{

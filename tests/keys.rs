@@ -1,5 +1,7 @@
 //! Who counts as one tenant, and what tenants can do to each other.
 
+#![cfg(feature = "http")]
+
 mod support;
 
 use std::{

@@ -1,5 +1,7 @@
 //! Requests that name no tenant, or name it in a way that cannot be used.
 
+#![cfg(feature = "http")]
+
 mod support;
 
 use std::{

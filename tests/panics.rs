@@ -1,5 +1,7 @@
 //! A panic of the user's code costs no slot, and the layer adds none of its own.
 
+#![cfg(feature = "http")]
+
 mod support;
 
 use std::{
