@@ -620,7 +620,6 @@ mod over_http {
             .layer(TraceLayer::new_for_http())
             .layer(PropagateRequestIdLayer::x_request_id())
             .layer(CorsLayer::permissive())
-            .map_response(|response: Response<_>| response.map(axum::body::Body::new))
             .layer(layer.clone())
             .service(service_fn(answer));
         let held = layer.limiter().try_acquire(&"T").unwrap();
