@@ -53,6 +53,16 @@ impl<B> ResponseBody<B> {
     }
 }
 
+// What layers further out that make up responses ask for, such as tower-http's `Cors`.
+impl<B: Default> Default for ResponseBody<B> {
+    fn default() -> Self {
+        Self {
+            kind: Kind::Inner { body: B::default() },
+            permit: None,
+        }
+    }
+}
+
 impl<B> Body for ResponseBody<B>
 where
     B: Body,

@@ -16,6 +16,7 @@ use crate::{
 
 /// How long an admitted HTTP request keeps its permit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Hold {
     /// To the end of the response body: its last frame, its error, or its drop.
     #[default]
@@ -48,6 +49,9 @@ impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
 
     /// Leaves refusals errors, as clients want them, but holds the permit to the end of the body
     /// of the HTTP response.
+    ///
+    /// A call that is dropped gives its slot back at once, though the receiver may still be at work
+    /// on it.
     pub fn hold_body(self) -> TenantConcurrencyLayer<K, X, BodyErrors> {
         self.map_face(|Errors(())| BodyErrors(()))
     }

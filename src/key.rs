@@ -36,6 +36,7 @@ pub trait ExtractTenant<Req> {
 
 /// Why a request has no tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum NoTenant {
     /// The request names none.
     Missing,

@@ -1,6 +1,6 @@
 //! The layer: where the state lives.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use tower_layer::Layer;
 
@@ -47,7 +47,6 @@ use crate::{
 /// assert_eq!(running.await.unwrap(), 7);
 /// # }
 /// ```
-#[derive(Debug)]
 #[must_use = "a layer does nothing until it wraps a service"]
 pub struct TenantConcurrencyLayer<K, X, F = Errors> {
     settings: Arc<Settings<K, X, F>>,
@@ -147,6 +146,14 @@ impl<S, K, X, F> Layer<S> for TenantConcurrencyLayer<K, X, F> {
 
     fn layer(&self, inner: S) -> Self::Service {
         TenantConcurrency::new(inner, Arc::clone(&self.settings))
+    }
+}
+
+impl<K, X, F> fmt::Debug for TenantConcurrencyLayer<K, X, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TenantConcurrencyLayer")
+            .field("limiter", self.limiter())
+            .finish_non_exhaustive()
     }
 }
 

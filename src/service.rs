@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Borrow,
+    fmt,
     hash::Hash,
     sync::Arc,
     task::{Context, Poll},
@@ -28,7 +29,6 @@ use crate::{
 /// request, and with it the tenant, is there. A request that is admitted at once goes to the very
 /// instance that was readied. One that has to wait goes to a clone, which is readied when the
 /// request is admitted, so that it holds nothing of the inner service while it waits.
-#[derive(Debug)]
 pub struct TenantConcurrency<S, K, X, F> {
     inner: S,
     // One handle for all: cloning the service, as servers do with each request, counts one
@@ -37,7 +37,6 @@ pub struct TenantConcurrency<S, K, X, F> {
 }
 
 /// What a layer and the services it makes have in common.
-#[derive(Debug)]
 pub(crate) struct Settings<K, X, F> {
     pub(crate) limiter: TenantLimiter<K>,
     pub(crate) extract: X,
@@ -151,6 +150,15 @@ impl<K, X, F> Settings<K, X, F> {
             Attempt::Admitted(permit) => Passage::Open(Some(permit)),
             Attempt::Waits(held) => Passage::Waits(held),
         })
+    }
+}
+
+impl<S: fmt::Debug, K, X, F> fmt::Debug for TenantConcurrency<S, K, X, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TenantConcurrency")
+            .field("inner", &self.inner)
+            .field("limiter", self.limiter())
+            .finish_non_exhaustive()
     }
 }
 

@@ -5,7 +5,6 @@
 mod support;
 
 use std::{
-    convert::Infallible,
     pin::Pin,
     sync::{
         Arc,
@@ -577,6 +576,8 @@ fn a_refusal_of_a_limiter_further_in_is_an_error_of_the_inner_service() {
 
 #[cfg(feature = "http")]
 mod over_http {
+    use std::convert::Infallible;
+
     use http::{HeaderName, Method, Request, Response, StatusCode, header};
     use http_body_util::Full;
     use tower_http::{
@@ -619,7 +620,6 @@ mod over_http {
             .layer(TraceLayer::new_for_http())
             .layer(PropagateRequestIdLayer::x_request_id())
             .layer(CorsLayer::permissive())
-            .map_response(|response: Response<_>| response.map(axum::body::Body::new))
             .layer(layer.clone())
             .service(service_fn(answer));
         let held = layer.limiter().try_acquire(&"T").unwrap();

@@ -9,7 +9,6 @@ use std::{
     convert::Infallible,
     future::Future,
     panic::AssertUnwindSafe,
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -21,9 +20,9 @@ use std::{
 use futures_util::FutureExt;
 use support::{Gate, Tenant, call, probe, tenant_of};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
-use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, buffer::Buffer};
+use tower::{BoxError, Layer, Service, ServiceExt, buffer::Buffer};
 use tower_tenant::{
-    Error, Evictor, Limits, Overflow, RejectReason, Rejected, TenantConcurrencyLayer, TenantLimiter,
+    Error, Evictor, Limits, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
 };
 
 const BOOM: &str = "boom";
@@ -49,12 +48,15 @@ fn never_waits_long() -> Overflow {
 
 #[cfg(feature = "http")]
 mod over_http {
+    use std::pin::Pin;
+
     use bytes::Bytes;
     use http::{Request, Response, StatusCode};
     use http_body::{Body, Frame};
     use http_body_util::BodyExt;
+    use tower::ServiceBuilder;
     use tower_http::catch_panic::CatchPanicLayer;
-    use tower_tenant::Http;
+    use tower_tenant::{Http, Rejected};
 
     use crate::support::{soon, until};
 

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use support::{Gate, Tenant, call, probe, tenant_of};
+use support::{Gate, Tenant, call, probe, soon, tenant_of};
 use tokio::{runtime::Handle, task::JoinSet};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok, task};
 use tower::{
@@ -71,13 +71,14 @@ where
     S::Future: Send,
 {
     for _ in 0..100 {
-        assert_eq!(service.ready().await.unwrap().call("T").await.unwrap(), "T");
+        let response = service.ready().await.unwrap().call("T");
+        assert_eq!(soon(response).await.unwrap(), "T");
     }
     let mut requests = JoinSet::new();
     for _ in 0..100 {
         requests.spawn(service.clone().oneshot("T"));
     }
-    while let Some(response) = requests.join_next().await {
+    while let Some(response) = soon(requests.join_next()).await {
         assert_eq!(response.unwrap().unwrap(), "T");
     }
 }
@@ -198,7 +199,7 @@ async fn readying_without_calling_costs_nothing() {
         let mut service = service.clone();
         let ready = service.ready().await.unwrap();
         if round % 2 == 0 {
-            assert_eq!(ready.call("T").await.unwrap(), "T");
+            assert_eq!(soon(ready.call("T")).await.unwrap(), "T");
         }
         assert_eq!(layer.limiter().in_flight("T"), 0);
     }
@@ -238,7 +239,7 @@ async fn hedged_requests_leave_no_slot_behind() {
             assert_eq!(layer.limiter().in_flight("T"), 2);
         }
         gate.let_out(1);
-        request.await.unwrap();
+        soon(request).await.unwrap();
         assert_eq!(layer.limiter().in_flight("T"), 0);
         service.ready().await.unwrap();
     }

@@ -69,16 +69,19 @@ impl Client {
     }
 
     pub async fn send(&mut self, req: Request<Body>) -> hyper::Result<Response<Incoming>> {
-        match self {
-            Self::Http1(client) => {
-                client.ready().await?;
-                client.send_request(req).await
+        let exchange = async {
+            match self {
+                Self::Http1(client) => {
+                    client.ready().await?;
+                    client.send_request(req).await
+                }
+                Self::Http2(client) => {
+                    client.ready().await?;
+                    client.send_request(req).await
+                }
             }
-            Self::Http2(client) => {
-                client.ready().await?;
-                client.send_request(req).await
-            }
-        }
+        };
+        soon(exchange).await
     }
 
     pub async fn get(&mut self, path: &str, tenant: Tenant) -> hyper::Result<Response<Incoming>> {
