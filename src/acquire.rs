@@ -34,10 +34,9 @@ pub(crate) fn attempt<T>(tracked: Arc<Tracked<T>>, places: usize) -> Result<Atte
 where
     T: Send + Sync + 'static,
 {
-    match tracked.entry.gate.try_enter() {
-        Ok(()) => Ok(Attempt::Admitted(Permit::of_taken(tracked.into()))),
-        Err(word) if word.refuses(places) => Err(tracked.entry.refuse(places, word)),
-        Err(_) => Ok(Attempt::Waits(tracked.into())),
+    match tracked.entry.try_enter(places)? {
+        true => Ok(Attempt::Admitted(Permit::of_taken(tracked.into()))),
+        false => Ok(Attempt::Waits(tracked.into())),
     }
 }
 
@@ -107,9 +106,13 @@ impl Place {
         overflow: Overflow,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Permit, Rejected>> {
-        match self.held.gate.join(overflow.places(), cx.waker()) {
+        match self.held.join(overflow.places(), cx.waker()) {
             Joined::Entered => Poll::Ready(Ok(Permit::of_taken(self.held.clone()))),
             Joined::Refused(word) => Poll::Ready(Err(self.held.refuse(overflow.places(), word))),
+            Joined::Crowded(word) => {
+                let reason = RejectReason::CapacityQueueFull;
+                Poll::Ready(Err(self.held.reject(reason, word)))
+            }
             Joined::Waiting(waiter) => {
                 self.waiter = Some(waiter);
                 Poll::Pending
@@ -137,19 +140,18 @@ impl Place {
 
     fn end(&mut self, outcome: Outcome) -> Result<Permit, Rejected> {
         self.waiter = None;
-        match outcome {
-            Outcome::Granted => Ok(Permit::of_taken(self.held.clone())),
-            Outcome::Refused => {
-                let word = self.held.gate.word();
-                Err(self.held.reject(RejectReason::Paused, word))
-            }
-        }
+        let reason = match outcome {
+            Outcome::Granted => return Ok(Permit::of_taken(self.held.clone())),
+            Outcome::Refused => RejectReason::Paused,
+            Outcome::Displaced => RejectReason::CapacityQueueFull,
+        };
+        Err(self.held.reject(reason, self.held.gate.word()))
     }
 
     /// Leaves the line. What was decided about the wait, if it no longer was in the line.
     fn leave(&mut self) -> Option<Outcome> {
         let waiter = self.waiter.take()?;
-        if self.held.gate.abandon(&waiter) {
+        if self.held.abandon(&waiter) {
             return None;
         }
         waiter.outcome()

@@ -1,62 +1,24 @@
 //! What is kept of one tenant, and the handle that keeps it alive.
 
-use std::{fmt, ops::Deref, sync, time::Duration};
-
-use tokio::{sync::Notify, time::Instant};
+use std::{fmt, ops::Deref, sync, task::Waker, time::Duration};
 
 use crate::{
     backoff::Backoff,
-    gate::Gate,
+    gate::{Gate, Joined},
+    home::Home,
+    pool::{Answer, Share, Ticket},
     reject::{RejectReason, Rejected},
     sync::{Arc, AtomicU64, Ordering, contain},
+    waiter::Waiter,
     word::Word,
 };
-
-/// What the clock of a limiter shows when it is made: 36 years, so that it can go back from there.
-const EPOCH: u64 = 1 << 60;
-
-/// What the entries of one limiter share.
-#[derive(Debug)]
-pub(crate) struct Home {
-    born: Instant,
-    pub(crate) drained: Notify,
-    refusals: Backoff,
-}
-
-impl Home {
-    pub(crate) fn new() -> Self {
-        Self {
-            born: Instant::now(),
-            drained: Notify::new(),
-            refusals: Backoff::new(),
-        }
-    }
-
-    /// What tokio's clock shows, in nanoseconds. It may go back: another runtime may have a paused
-    /// clock of its own.
-    pub(crate) fn now(&self) -> u64 {
-        let now = Instant::now();
-        let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(EPOCH);
-        match now.checked_duration_since(self.born) {
-            Some(age) => EPOCH.saturating_add(nanos(age)),
-            None => EPOCH.saturating_sub(nanos(self.born - now)).max(1),
-        }
-    }
-
-    /// Refuses a request that reached no tenant.
-    pub(crate) fn reject(&self, reason: RejectReason) -> Rejected {
-        Rejected::new(reason).with_retry_after(self.refusals.refuse(|| self.second()))
-    }
-
-    fn second(&self) -> u32 {
-        u32::try_from(self.now() / 1_000_000_000).unwrap_or(u32::MAX)
-    }
-}
 
 /// The state of one tenant.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) gate: Gate,
+    // Boxed since most limiters have none.
+    pub(crate) share: Option<Box<Share<Held>>>,
     // When a sweep first found the tenant idle, by the clock of the limiter; 0 after each release.
     idle_since: AtomicU64,
     refusals: Backoff,
@@ -64,12 +26,38 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    pub(crate) fn new(limit: usize, home: sync::Arc<Home>) -> Self {
+    pub(crate) fn new(limit: usize, share: Option<Share<Held>>, home: sync::Arc<Home>) -> Self {
         Self {
-            gate: Gate::new(limit),
+            gate: Gate::new(limit, share.is_some()),
+            share: share.map(Box::new),
             idle_since: AtomicU64::new(0),
             refusals: Backoff::new(),
             home,
+        }
+    }
+
+    /// Takes a slot if there is room; else decides whether the request may take one of `places` to
+    /// wait. `true` if it has a slot.
+    #[inline]
+    pub(crate) fn try_enter(&self, places: usize) -> Result<bool, Rejected> {
+        match self.gate.try_enter() {
+            Ok(()) => Ok(true),
+            Err(word) => self.try_enter_slowly(places, word),
+        }
+    }
+
+    #[cold]
+    fn try_enter_slowly(&self, places: usize, word: Word) -> Result<bool, Rejected> {
+        let Some(share) = &self.share else {
+            return match word.refuses(places) {
+                true => Err(self.refuse(places, word)),
+                false => Ok(false),
+            };
+        };
+        match share.try_enter(&self.gate, places) {
+            Answer::Entered => Ok(true),
+            Answer::MayWait => Ok(false),
+            Answer::Refused(reason, word) => Err(self.reject(reason, word)),
         }
     }
 
@@ -97,15 +85,52 @@ impl Entry {
     #[inline]
     pub(crate) fn leave(&self) {
         self.idle_since.store(0, Ordering::Relaxed);
-        if self.gate.leave() {
-            self.tell_drained();
+        if !self.gate.leave() {
+            self.leave_slowly();
         }
     }
 
     #[cold]
-    fn tell_drained(&self) {
-        // Wakes code of the user, inside a drop.
-        contain(|| self.home.drained.notify_waiters());
+    fn leave_slowly(&self) {
+        match &self.share {
+            Some(share) => share.leave(&self.gate),
+            None => self.gate.serve(),
+        }
+        if self.gate.unwatch() {
+            // Wakes code of the user, inside a drop.
+            contain(|| self.home.drained.notify_waiters());
+        }
+    }
+
+    /// Takes `waiter` out of the line. `false` if its wait is already decided.
+    pub(crate) fn abandon(&self, waiter: &Arc<Waiter>) -> bool {
+        match &self.share {
+            Some(share) => share.abandon(&self.gate, waiter),
+            None => self.gate.abandon(waiter),
+        }
+    }
+
+    /// Changes the limit if `still` holds under the lock that every waiter passes.
+    ///
+    /// A cut takes effect as requests leave, before any waiter enters. 0 refuses all who wait.
+    pub(crate) fn set_limit(&self, limit: usize, still: impl FnOnce() -> bool) -> bool {
+        if let Some(share) = &self.share {
+            return share.set_limit(&self.gate, limit, still);
+        }
+        let Some(refused) = self.gate.set_limit(limit, still) else {
+            return false;
+        };
+        refused.wake();
+        self.gate.serve();
+        true
+    }
+
+    /// Refuses all who wait and all who come.
+    pub(crate) fn close(&self) {
+        match &self.share {
+            Some(share) => share.close(&self.gate),
+            None => self.gate.close().wake(),
+        }
     }
 
     /// Refuses a request for `reason`, unless `word` shows a stronger one.
@@ -160,6 +185,26 @@ type Erased = Arc<Tracked<dyn Send + Sync>>;
 // loom's `Arc` does not coerce to an unsized type.
 #[cfg(tenant_loom)]
 type Erased = sync::Arc<dyn AsRef<Entry> + Send + Sync>;
+
+impl Held {
+    /// Takes a slot, or one of `places` in the line.
+    pub(crate) fn join(&self, places: usize, waker: &Waker) -> Joined {
+        match &self.share {
+            Some(share) => share.join(&self.gate, places, waker, self),
+            None => self.gate.join(places, waker),
+        }
+    }
+}
+
+impl Ticket for Held {
+    fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    fn share(&self) -> Option<&Share<Self>> {
+        self.share.as_deref()
+    }
+}
 
 impl<T: Send + Sync + 'static> From<Arc<Tracked<T>>> for Held {
     #[cfg(not(tenant_loom))]

@@ -32,12 +32,39 @@ pub(crate) enum Joined {
     Entered,
     Waiting(Arc<Waiter>),
     Refused(Word),
+    /// All places to wait, of all tenants, are taken.
+    Crowded(Word),
+}
+
+/// Waiters that were refused and do not know yet.
+#[derive(Debug, Default)]
+#[must_use = "they have to be woken"]
+pub(crate) struct Refused(Queue);
+
+impl Refused {
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn wake(self) {
+        for waiter in self.0 {
+            waiter.wake();
+        }
+    }
+}
+
+fn append(queue: &mut Queue, waker: Waker) -> Arc<Waiter> {
+    let ticket = queue.back().map_or(0, |last| last.ticket + 1);
+    let waiter = Arc::new(Waiter::new(ticket, waker));
+    queue.push_back(Arc::clone(&waiter));
+    waiter
 }
 
 impl Gate {
-    pub(crate) fn new(limit: usize) -> Self {
+    /// A gate that asks a shared capacity too is driven by the [`Pool`](crate::pool::Pool).
+    pub(crate) fn new(limit: usize, shared: bool) -> Self {
         Self {
-            word: AtomicU64::new(Word::new(limit).0),
+            word: AtomicU64::new(Word::new(limit, shared).0),
             queue: Mutex::new(Queue::new()),
         }
     }
@@ -53,11 +80,11 @@ impl Gate {
         let mut word = self.word();
         loop {
             if word.admits() {
-                match self.exchange(word, Word(word.0 + IN_FLIGHT)) {
+                match self.exchange(word, word.entered()) {
                     Ok(()) => return Ok(()),
                     Err(now) => word = now,
                 }
-            } else if word.owes() {
+            } else if word.owes() && !word.is_shared() {
                 // Somebody freed a slot and has not handed it out yet. There may be room behind it.
                 self.serve();
                 word = self.word();
@@ -88,22 +115,38 @@ impl Gate {
         if !self.update(|word| waits(word).then(|| word.joined())) {
             return Err(waker);
         }
-        let ticket = queue.back().map_or(0, |last| last.ticket + 1);
-        let waiter = Arc::new(Waiter::new(ticket, waker));
-        queue.push_back(Arc::clone(&waiter));
-        Ok(waiter)
+        Ok(append(&mut queue, waker))
     }
 
-    /// Gives a slot back. `true` if somebody watches for the gate to be idle and now it is.
+    /// Takes a slot if there is room and nobody waits for it, whatever the capacity.
+    pub(crate) fn enter_own(&self) -> bool {
+        self.update(|word| word.admits_own().then(|| word.entered()))
+    }
+
+    /// Takes a place in the line, whatever there is in front of it.
+    pub(crate) fn push(&self, waker: Waker) -> Arc<Waiter> {
+        let mut queue = self.lock();
+        self.update(|word| Some(word.joined()));
+        append(&mut queue, waker)
+    }
+
+    /// Takes the newest waiter out of the line, in favour of one of another tenant.
+    pub(crate) fn displace(&self) -> Option<Arc<Waiter>> {
+        let mut queue = self.lock();
+        let waiter = queue.pop_back()?;
+        self.word.fetch_sub(ONE_WAITING, Ordering::AcqRel);
+        waiter.decide(Outcome::Displaced);
+        Some(waiter)
+    }
+
+    /// Gives a slot back. `true` if that concerns nobody else.
     #[inline]
     pub(crate) fn leave(&self) -> bool {
-        let before = Word(self.word.fetch_sub(IN_FLIGHT, Ordering::AcqRel));
-        !before.is_quiet() && self.leave_slowly()
+        Word(self.word.fetch_sub(IN_FLIGHT, Ordering::AcqRel)).is_quiet()
     }
 
-    #[cold]
-    fn leave_slowly(&self) -> bool {
-        self.serve();
+    /// Ends the watch if the gate is idle. `true` if it was watched.
+    pub(crate) fn unwatch(&self) -> bool {
         self.update(|word| (word.is_watched() && word.is_idle()).then(|| word.unwatched()))
     }
 
@@ -124,27 +167,25 @@ impl Gate {
         true
     }
 
-    /// Changes the limit if `still` holds under the lock that every waiter passes.
+    /// Changes the limit if `still` holds under the lock that every waiter passes; returns who is
+    /// refused by that and has to be woken, which is all who wait if the limit is 0.
     ///
-    /// A cut takes effect as requests leave, before any waiter enters. 0 refuses all who wait.
-    pub(crate) fn set_limit(&self, limit: usize, still: impl FnOnce() -> bool) -> bool {
+    /// A cut takes effect as requests leave, before any waiter enters.
+    pub(crate) fn set_limit(&self, limit: usize, still: impl FnOnce() -> bool) -> Option<Refused> {
         let queue = self.lock();
         if !still() {
-            return false;
+            return None;
         }
-        if limit == 0 {
-            self.expel(queue, |word| word.with_limit(0));
-        } else {
+        if limit > 0 {
             self.update(|word| Some(word.with_limit(limit)));
-            drop(queue);
-            self.serve();
+            return Some(Refused::default());
         }
-        true
+        Some(self.expel(queue, |word| word.with_limit(0)))
     }
 
-    /// Refuses all who wait and all who come.
-    pub(crate) fn close(&self) {
-        self.expel(self.lock(), Word::closed);
+    /// Refuses all who come, and all who wait; returns those to be woken.
+    pub(crate) fn close(&self) -> Refused {
+        self.expel(self.lock(), Word::closed)
     }
 
     /// Asks that the last [`leave`](Self::leave) tell. `false` if nothing is in flight now.
@@ -152,28 +193,25 @@ impl Gate {
         self.update(|word| (!word.is_idle()).then(|| word.watched()))
     }
 
-    fn expel(&self, mut queue: MutexGuard<'_, Queue>, change: impl Fn(Word) -> Word) {
+    fn expel(&self, mut queue: MutexGuard<'_, Queue>, change: impl Fn(Word) -> Word) -> Refused {
         self.update(|word| Some(change(word.without_waiting())));
-        let expelled = std::mem::take(&mut *queue);
-        for waiter in &expelled {
+        for waiter in &*queue {
             waiter.decide(Outcome::Refused);
         }
-        drop(queue);
-        for waiter in &expelled {
-            waiter.wake();
-        }
+        Refused(std::mem::take(&mut *queue))
     }
 
     /// Hands every free slot to the waiter who has waited longest.
     #[cold]
-    fn serve(&self) {
+    pub(crate) fn serve(&self) {
         while self.word().owes() {
             let Some(waiter) = self.grant() else { return };
             waiter.wake();
         }
     }
 
-    fn grant(&self) -> Option<Arc<Waiter>> {
+    /// Hands a free slot to the waiter who has waited longest, who has to be woken.
+    pub(crate) fn grant(&self) -> Option<Arc<Waiter>> {
         let mut queue = self.lock();
         if queue.is_empty() || !self.update(|word| word.owes().then(|| word.granted())) {
             return None;

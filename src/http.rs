@@ -31,7 +31,7 @@ impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
     /// | refused for | status |
     /// |---|---|
     /// | the limit, the queue or the wait of the tenant | 429 Too Many Requests |
-    /// | a closed limiter, or a full table | 503 Service Unavailable |
+    /// | the shared capacity, a closed limiter, or a full table | 503 Service Unavailable |
     /// | a missing or invalid tenant | 400 Bad Request |
     ///
     /// The response has a `Retry-After` header, unless it is a 400, and a body of the type
@@ -124,7 +124,10 @@ fn status(reason: RejectReason) -> StatusCode {
         | RejectReason::QueueFull
         | RejectReason::WaitExpired
         | RejectReason::Paused => StatusCode::TOO_MANY_REQUESTS,
-        RejectReason::Closed | RejectReason::TableFull => StatusCode::SERVICE_UNAVAILABLE,
+        RejectReason::AtCapacity
+        | RejectReason::CapacityQueueFull
+        | RejectReason::Closed
+        | RejectReason::TableFull => StatusCode::SERVICE_UNAVAILABLE,
         RejectReason::MissingTenant | RejectReason::InvalidTenant => StatusCode::BAD_REQUEST,
     }
 }

@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc};
 use tower_layer::Layer;
 
 use crate::{
+    capacity::Capacity,
     evict::Evictor,
     face::Errors,
     limiter::TenantLimiter,
@@ -95,6 +96,16 @@ impl<K, X: Clone, F: Clone> TenantConcurrencyLayer<K, X, F> {
     /// Bounds how many tenants are tracked; see [`TenantLimiter::max_tenants`].
     pub fn max_tenants(self, max: usize) -> Self {
         self.map_limiter(|limiter| limiter.max_tenants(max))
+    }
+
+    /// Bounds how many requests are in flight over all tenants, and divides the slots fairly; see
+    /// [`TenantLimiter::capacity`].
+    ///
+    /// # Panics
+    ///
+    /// Panics if the limiter has a capacity already, or tracks tenants.
+    pub fn capacity(self, capacity: impl Into<Capacity<K>>) -> Self {
+        self.map_limiter(|limiter| limiter.capacity(capacity))
     }
 
     /// Sets when idle tenants are forgotten.

@@ -35,12 +35,16 @@ mod acquire;
 mod backoff;
 #[cfg(feature = "http")]
 mod body;
+mod capacity;
 mod entry;
 mod error;
 mod evict;
+mod exceptions;
 mod face;
+mod fair;
 mod future;
 mod gate;
+mod home;
 #[cfg(feature = "http")]
 mod http;
 #[cfg(feature = "http")]
@@ -54,6 +58,7 @@ mod missing;
 mod model;
 mod overflow;
 mod permit;
+mod pool;
 mod reject;
 mod service;
 mod sweeper;
@@ -64,6 +69,7 @@ mod waiter;
 mod word;
 
 pub use crate::{
+    capacity::Capacity,
     error::{BoxError, Error},
     evict::Evictor,
     face::{Errors, Face},

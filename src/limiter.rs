@@ -6,20 +6,24 @@ use std::{
     hash::Hash,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     pin::pin,
-    sync,
+    sync::{self, OnceLock},
     time::Duration,
 };
 
 use crate::{
     acquire::{Acquire, Attempt, attempt},
-    entry::{Entry, Home, Tracked},
+    capacity::Capacity,
+    entry::{Entry, Held, Tracked},
     evict::Evictor,
+    exceptions::Exceptions,
+    home::Home,
     limits::{LimitBook, Limits},
     overflow::Overflow,
     permit::Permit,
+    pool::{Pool, Share},
     reject::{RejectReason, Rejected},
     sweeper::{self, Sweep, Sweeper},
-    sync::{Arc, AtomicBool, AtomicU64, Ordering},
+    sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Ordering},
     table::{Added, Table},
     word::Word,
 };
@@ -57,10 +61,20 @@ struct Shared<K> {
     home: sync::Arc<Home>,
     sweeper: Sweeper,
     limits: LimitBook<K>,
-    // The requests that name no tenant. Not in the table: no tenant can be called like it.
-    nameless: Arc<Tracked<()>>,
+    capacity: OnceLock<Common<K>>,
+    weights: Exceptions<K>,
+    // The requests that name no tenant. Not in the table: no tenant can be called like it. Made
+    // when first asked for, so that it has its part of the capacity.
+    nameless: OnceLock<Arc<Tracked<()>>>,
+    nameless_limit: AtomicUsize,
     bypassed: AtomicU64,
     closed: AtomicBool,
+}
+
+/// The capacity that all tenants share.
+struct Common<K> {
+    pool: sync::Arc<Pool<Held>>,
+    capacity: Capacity<K>,
 }
 
 /// The figures of one tenant, read in one step.
@@ -94,18 +108,15 @@ impl<K> TenantLimiter<K> {
     ///
     /// It needs no runtime, and sheds until told to [queue](Self::overflow).
     pub fn new(limits: impl Into<Limits<K>>) -> Self {
-        let home = sync::Arc::new(Home::new());
-        let nameless = Tracked {
-            hash: 0,
-            entry: Entry::new(0, sync::Arc::clone(&home)),
-            tenant: (),
-        };
         let shared = Shared {
             table: Table::new(),
-            home,
+            home: sync::Arc::new(Home::new()),
             sweeper: Sweeper::new(),
             limits: LimitBook::new(limits.into()),
-            nameless: Arc::new(nameless),
+            capacity: OnceLock::new(),
+            weights: Exceptions::new(),
+            nameless: OnceLock::new(),
+            nameless_limit: AtomicUsize::new(0),
             bypassed: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         };
@@ -140,6 +151,57 @@ impl<K> TenantLimiter<K> {
         self
     }
 
+    /// Bounds how many requests are in flight over all tenants, and divides the slots fairly; for
+    /// all handles.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the limiter has a capacity already, which [`set_capacity`](Self::set_capacity)
+    /// changes, or tracks tenants, whose requests would not count.
+    #[must_use]
+    #[expect(
+        clippy::panic,
+        reason = "a mistake in the program, found when it starts"
+    )]
+    pub fn capacity(self, capacity: impl Into<Capacity<K>>) -> Self {
+        let capacity = capacity.into();
+        let home = sync::Arc::clone(&self.shared.home);
+        let pool = Pool::new(capacity.slots(), capacity.places(), home);
+        let common = Common {
+            pool: sync::Arc::new(pool),
+            capacity,
+        };
+        let in_use = self.shared.nameless.get().is_some() || self.tracked() > 0;
+        if in_use || self.shared.capacity.set(common).is_err() {
+            panic!("give a limiter its capacity once, before its first request");
+        }
+        self
+    }
+
+    /// Changes how many requests may be in flight over all tenants; nothing if the limiter was
+    /// built without a [`capacity`](Self::capacity).
+    ///
+    /// A raise admits waiters at once. A cut takes effect as requests end, before any waiter is
+    /// admitted; nothing in flight is revoked.
+    pub fn set_capacity(&self, slots: usize) {
+        if let Some(common) = self.shared.capacity.get() {
+            common.pool.set_capacity(slots);
+        }
+    }
+
+    /// Returns the figures over all tenants, or `None` without a [`capacity`](Self::capacity). The
+    /// limit is the capacity.
+    #[must_use]
+    pub fn capacity_stats(&self) -> Option<Stats> {
+        let pool = &self.shared.capacity.get()?.pool;
+        let level = pool.level();
+        Some(Stats {
+            limit: level.capacity(),
+            in_flight: level.in_flight(),
+            waiting: pool.waiting(),
+        })
+    }
+
     /// Returns how many tenants are tracked.
     #[must_use]
     pub fn tracked(&self) -> usize {
@@ -149,7 +211,7 @@ impl<K> TenantLimiter<K> {
     /// Returns the figures of the requests that name no tenant and share a limit.
     #[must_use]
     pub fn nameless_stats(&self) -> Stats {
-        self.shared.nameless.entry.gate.word().into()
+        self.shared.nameless().entry.gate.word().into()
     }
 
     /// Returns how many requests that name no tenant were let through unlimited so far.
@@ -180,10 +242,10 @@ impl<K> TenantLimiter<K> {
         self.shared.closed.store(true, Ordering::Release);
         // An entry that is not in the table yet will not get there open.
         self.shared.limits.raise_edition();
-        self.shared.nameless.entry.gate.close();
+        self.shared.nameless().entry.close();
         for entries in self.shared.table.entries(|_| true) {
             for tracked in entries {
-                tracked.entry.gate.close();
+                tracked.entry.close();
             }
         }
     }
@@ -202,7 +264,7 @@ impl<K> TenantLimiter<K> {
 
     /// Waits for each tenant in turn. `false` if there was nothing to wait for.
     async fn drain_once(&self) -> bool {
-        let mut waited = self.shared.idle(&self.shared.nameless.entry).await;
+        let mut waited = self.shared.idle(&self.shared.nameless().entry).await;
         for entries in self.shared.table.entries(Entry::is_busy) {
             for tracked in entries {
                 waited |= self.shared.idle(&tracked.entry).await;
@@ -217,11 +279,14 @@ impl<K> TenantLimiter<K> {
 
     /// The same for a request without a tenant.
     pub(crate) fn attempt_nameless(&self) -> Result<Attempt, Rejected> {
-        attempt(Arc::clone(&self.shared.nameless), self.overflow.places())
+        attempt(Arc::clone(self.shared.nameless()), self.overflow.places())
     }
 
     pub(crate) fn set_nameless_limit(&self, limit: usize) {
-        self.shared.nameless.entry.gate.set_limit(limit, || true);
+        self.shared.nameless_limit.store(limit, Ordering::Relaxed);
+        if let Some(nameless) = self.shared.nameless.get() {
+            nameless.entry.set_limit(limit, || true);
+        }
     }
 
     /// Lets a request pass unlimited, unless the limiter is closed.
@@ -375,6 +440,22 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         self.shared.update_limit_of(tenant);
     }
 
+    /// Sets the weight of one tenant, which stays when the tenant is evicted; 0 is taken as 1.
+    ///
+    /// Weights divide the [`capacity`](Self::capacity).
+    pub fn set_weight<Q>(&self, tenant: &Q, weight: usize)
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        self.shared.weights.set(tenant.to_owned(), weight);
+        self.shared.limits.raise_edition();
+        let tracked = self.shared.get(tenant);
+        if let Some(share) = tracked.as_ref().and_then(|it| it.entry.share.as_ref()) {
+            share.set_weight(weight);
+        }
+    }
+
     /// Takes a slot of `tenant` if there is room; else decides whether the request may take one of
     /// `places` to wait.
     #[inline]
@@ -404,6 +485,32 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
 }
 
 impl<K> Shared<K> {
+    fn nameless(&self) -> &Arc<Tracked<()>> {
+        self.nameless.get_or_init(|| {
+            let share = self.capacity.get().map(|common| {
+                let pool = sync::Arc::clone(&common.pool);
+                Share::new(pool, 1, None)
+            });
+            let limit = self.nameless_limit.load(Ordering::Relaxed);
+            Arc::new(Tracked {
+                hash: 0,
+                entry: Entry::new(limit, share, sync::Arc::clone(&self.home)),
+                tenant: (),
+            })
+        })
+    }
+
+    fn share_of(&self, tenant: &K) -> Option<Share<Held>>
+    where
+        K: Hash + Eq,
+    {
+        let common = self.capacity.get()?;
+        let weight = self.weights.get(tenant);
+        let weight = weight.unwrap_or_else(|| common.capacity.weight_of(tenant));
+        let owner = common.capacity.owner_of(tenant);
+        Some(Share::new(sync::Arc::clone(&common.pool), weight, owner))
+    }
+
     fn get<Q>(&self, tenant: &Q) -> Option<Arc<Tracked<K>>>
     where
         K: Borrow<Q>,
@@ -418,7 +525,7 @@ impl<K> Shared<K> {
     {
         let new = Arc::new(Tracked {
             hash,
-            entry: Entry::new(0, sync::Arc::clone(&self.home)),
+            entry: Entry::new(0, self.share_of(&tenant), sync::Arc::clone(&self.home)),
             tenant,
         });
         loop {
@@ -427,7 +534,7 @@ impl<K> Shared<K> {
                 return Err(self.home.reject(RejectReason::Closed));
             }
             let limit = self.limits.of(&new.tenant);
-            new.entry.gate.set_limit(limit, || true);
+            new.entry.set_limit(limit, || true);
             match self.table.add(&new, || self.limits.edition() == edition) {
                 Added::Tracked(tracked) => return Ok(tracked),
                 Added::Full => return Err(self.home.reject(RejectReason::TableFull)),
@@ -455,7 +562,7 @@ impl<K> Shared<K> {
             let edition = self.limits.edition();
             let limit = self.limits.of(&tracked.tenant);
             let still = || self.limits.edition() == edition;
-            if tracked.entry.gate.set_limit(limit, still) {
+            if tracked.entry.set_limit(limit, still) {
                 return;
             }
         }

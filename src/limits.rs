@@ -2,11 +2,9 @@
 
 use std::{borrow::Borrow, fmt, hash::Hash, sync};
 
-use ahash::RandomState;
-use hashbrown::HashTable;
-
 use crate::{
-    sync::{Arc, AtomicU64, Ordering, RwLock, read, write},
+    exceptions::Exceptions,
+    sync::{AtomicU64, Ordering, RwLock, read, write},
     word,
 };
 
@@ -134,85 +132,5 @@ impl<K> LimitBook<K> {
             limits.of(tenant)
         });
         limit.min(word::MAX)
-    }
-}
-
-/// Limits of single tenants, which stay when the tenant is evicted.
-struct Exceptions<K> {
-    hasher: RandomState,
-    limits: RwLock<HashTable<Arc<Exception<K>>>>,
-}
-
-struct Exception<K> {
-    hash: u64,
-    tenant: K,
-    limit: usize,
-}
-
-impl<K> Exceptions<K> {
-    fn new() -> Self {
-        Self {
-            hasher: RandomState::new(),
-            limits: RwLock::new(HashTable::new()),
-        }
-    }
-
-    fn get(&self, tenant: &K) -> Option<usize>
-    where
-        K: Hash + Eq,
-    {
-        if read(&self.limits).is_empty() {
-            return None;
-        }
-        let hash = self.hasher.hash_one(tenant);
-        let limits = read(&self.limits);
-        let exception = limits.find(hash, |other| other.is(hash, tenant))?;
-        Some(exception.limit)
-    }
-
-    fn set(&self, tenant: K, limit: usize)
-    where
-        K: Hash + Eq,
-    {
-        let hash = self.hasher.hash_one(&tenant);
-        let new = Arc::new(Exception {
-            hash,
-            tenant,
-            limit,
-        });
-        let mut limits = write(&self.limits);
-        let stale = limits
-            .find_mut(hash, |other| other.is(hash, &new.tenant))
-            .map(|old| std::mem::replace(old, Arc::clone(&new)));
-        if stale.is_none() {
-            limits.insert_unique(hash, new, |other| other.hash);
-        }
-        drop(limits);
-        drop(stale);
-    }
-
-    fn clear<Q>(&self, tenant: &Q)
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ?Sized,
-    {
-        let hash = self.hasher.hash_one(tenant);
-        let mut limits = write(&self.limits);
-        let cleared = limits
-            .find_entry(hash, |other| other.is(hash, tenant))
-            .map(|found| found.remove().0)
-            .ok();
-        drop(limits);
-        drop(cleared);
-    }
-}
-
-impl<K> Exception<K> {
-    fn is<Q>(&self, hash: u64, tenant: &Q) -> bool
-    where
-        K: Borrow<Q>,
-        Q: Eq + ?Sized,
-    {
-        self.hash == hash && self.tenant.borrow() == tenant
     }
 }

@@ -14,6 +14,11 @@ pub enum RejectReason {
     WaitExpired,
     /// The limit of the tenant is 0.
     Paused,
+    /// The shared capacity is in use, and this request would not wait.
+    AtCapacity,
+    /// As many requests wait as the queue of the shared capacity holds, and no other tenant has
+    /// more of them for its weight.
+    CapacityQueueFull,
     /// The limiter was closed.
     Closed,
     /// As many tenants are tracked as `max_tenants` allows, and all that were looked at are in use.
@@ -34,6 +39,8 @@ impl RejectReason {
             Self::QueueFull => "queue_full",
             Self::WaitExpired => "wait_expired",
             Self::Paused => "paused",
+            Self::AtCapacity => "at_capacity",
+            Self::CapacityQueueFull => "capacity_queue_full",
             Self::Closed => "closed",
             Self::TableFull => "table_full",
             Self::MissingTenant => "missing_tenant",
@@ -47,6 +54,8 @@ impl RejectReason {
             Self::QueueFull => "the tenant has too many requests waiting",
             Self::WaitExpired => "the request waited too long for a slot of its tenant",
             Self::Paused => "the tenant is paused",
+            Self::AtCapacity => "the service has too many requests in flight",
+            Self::CapacityQueueFull => "the service has too many requests waiting",
             Self::Closed => "the service takes no new requests",
             Self::TableFull => "too many tenants are active",
             Self::MissingTenant => "the request names no tenant",

@@ -11,6 +11,8 @@ pub(crate) enum Outcome {
     Granted,
     /// The gate was closed or paused; no slot was taken.
     Refused,
+    /// All places to wait were taken, and it was the turn of its tenant to give one up.
+    Displaced,
 }
 
 #[derive(Debug)]

@@ -1,0 +1,208 @@
+//! What the user says of the capacity that all tenants share.
+
+use std::{
+    fmt,
+    hash::Hash,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use ahash::RandomState;
+use hashbrown::HashTable;
+
+use crate::pool::{self, Owner};
+
+/// A capacity that all tenants of a limiter share, on top of the limit of each: as many requests
+/// are in flight at once, over all tenants, and the slots are divided fairly.
+///
+/// While slots are free, a tenant may have as many as its own limit allows. When they are not, the
+/// next free slot goes to the waiting tenant that has the fewest requests in flight for its weight,
+/// so that a tenant which floods waits for itself. The rule is that of max-min fairness, in slots
+/// held; how long requests take does not matter.
+///
+/// For a tenant to get its share, its requests must be allowed to wait a moment: let the overflow
+/// policy [queue](crate::Overflow::queue). A limiter that sheds refuses whoever finds the capacity
+/// in use.
+///
+/// # Examples
+///
+/// ```
+/// use tower_tenant::{Capacity, Overflow, TenantLimiter};
+///
+/// let limiter = TenantLimiter::<String>::new(64)
+///     .overflow(Overflow::queue(100))
+///     .capacity(
+///         Capacity::of(200)
+///             .queue(1_000)
+///             .weights(|tenant: &String| if tenant.starts_with("pro-") { 4 } else { 1 }),
+///     );
+/// ```
+pub struct Capacity<K> {
+    slots: usize,
+    places: usize,
+    weights: Option<Box<Weights<K>>>,
+    owners: Option<Box<Owners<K>>>,
+}
+
+type Weights<K> = dyn Fn(&K) -> usize + Send + Sync;
+type Owners<K> = dyn Fn(&K) -> Arc<Owner> + Send + Sync;
+
+impl<K> Capacity<K> {
+    /// Makes a capacity of `slots` requests in flight, and no bound on how many wait over all
+    /// tenants.
+    ///
+    /// With 0, all wait or are refused. Numbers above 2 147 483 647 are taken as that.
+    #[must_use]
+    pub fn of(slots: usize) -> Self {
+        Self {
+            slots,
+            places: pool::MAX,
+            weights: None,
+            owners: None,
+        }
+    }
+
+    /// Bounds how many requests wait over all tenants, beside the queue of each.
+    ///
+    /// When the queue is full, a newcomer takes the place of the newest waiter of the tenant that
+    /// has most waiting for its weight; if that is the tenant of the newcomer, it is refused.
+    #[must_use]
+    pub fn queue(self, len: usize) -> Self {
+        Self {
+            places: len.min(pool::MAX),
+            ..self
+        }
+    }
+
+    /// Gives tenants weights; by default each has 1, and 0 is taken as 1.
+    ///
+    /// Asked when a tenant starts to be tracked, under no lock.
+    #[must_use]
+    pub fn weights(self, weight: impl Fn(&K) -> usize + Send + Sync + 'static) -> Self {
+        let weights: Box<Weights<K>> = Box::new(weight);
+        Self {
+            weights: Some(weights),
+            ..self
+        }
+    }
+
+    /// Gives tenants owners: the capacity is divided between owners first, then between the tenants
+    /// of each, so that a customer with fifty keys gets one share.
+    ///
+    /// Asked when a tenant starts to be tracked, under no lock. An owner is kept for as long as a
+    /// tenant of it is tracked.
+    #[must_use]
+    pub fn owners<O>(self, owner: impl Fn(&K) -> O + Send + Sync + 'static) -> Self
+    where
+        O: Hash + Eq + Send + 'static,
+    {
+        let book = OwnerBook::new();
+        let owners: Box<Owners<K>> = Box::new(move |tenant| book.get(owner(tenant)));
+        Self {
+            owners: Some(owners),
+            ..self
+        }
+    }
+}
+
+impl<K> Capacity<K> {
+    pub(crate) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    pub(crate) fn places(&self) -> usize {
+        self.places
+    }
+
+    pub(crate) fn weight_of(&self, tenant: &K) -> usize {
+        self.weights.as_ref().map_or(1, |weight| weight(tenant))
+    }
+
+    pub(crate) fn owner_of(&self, tenant: &K) -> Option<Arc<Owner>> {
+        self.owners.as_ref().map(|owner| owner(tenant))
+    }
+}
+
+impl<K> From<usize> for Capacity<K> {
+    fn from(slots: usize) -> Self {
+        Self::of(slots)
+    }
+}
+
+impl<K> fmt::Debug for Capacity<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Capacity")
+            .field("slots", &self.slots)
+            .field("places", &self.places)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The owners of the tenants that are tracked.
+struct OwnerBook<O> {
+    hasher: RandomState,
+    owners: Mutex<Owned<O>>,
+}
+
+struct Owned<O> {
+    known: HashTable<Known<O>>,
+    // Those whose tenants are all gone are looked for when there are this many.
+    prune_at: usize,
+}
+
+struct Known<O> {
+    hash: u64,
+    id: O,
+    owner: Weak<Owner>,
+}
+
+impl<O: Hash + Eq> OwnerBook<O> {
+    fn new() -> Self {
+        Self {
+            hasher: RandomState::new(),
+            owners: Mutex::new(Owned {
+                known: HashTable::new(),
+                prune_at: 64,
+            }),
+        }
+    }
+
+    fn get(&self, id: O) -> Arc<Owner> {
+        let hash = self.hasher.hash_one(&id);
+        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = owners
+            .known
+            .find_mut(hash, |other| other.hash == hash && other.id == id);
+        if let Some(known) = known {
+            return known.owner.upgrade().unwrap_or_else(|| {
+                let owner = Arc::default();
+                known.owner = Arc::downgrade(&owner);
+                owner
+            });
+        }
+        let gone = owners.prune();
+        let owner = Arc::default();
+        let known = Known {
+            hash,
+            id,
+            owner: Arc::downgrade(&owner),
+        };
+        owners.known.insert_unique(hash, known, |other| other.hash);
+        drop(owners);
+        drop(gone);
+        owner
+    }
+}
+
+impl<O> Owned<O> {
+    /// Takes out the owners without tenants, now and then.
+    fn prune(&mut self) -> Vec<Known<O>> {
+        if self.known.len() < self.prune_at {
+            return Vec::new();
+        }
+        let gone = |known: &mut Known<O>| known.owner.strong_count() == 0;
+        let gone = self.known.extract_if(gone).collect();
+        self.prune_at = (2 * self.known.len()).max(64);
+        self.known.shrink_to(self.prune_at, |other| other.hash);
+        gone
+    }
+}
