@@ -139,10 +139,7 @@ impl Place {
         self.waiter = None;
         match outcome {
             Outcome::Granted => Ok(Permit::of_taken(self.held.clone())),
-            Outcome::Refused => {
-                let word = self.held.gate.word();
-                Err(self.held.reject(RejectReason::Paused, word))
-            }
+            Outcome::Refused(word) => Err(self.held.reject(RejectReason::Paused, word)),
         }
     }
 

@@ -119,8 +119,9 @@ impl Gate {
         }
         self.word.fetch_sub(ONE_WAITING, Ordering::AcqRel);
         let abandoned = queue.remove(place);
+        let spent = give_up_memory(&mut queue);
         drop(queue);
-        drop(abandoned);
+        drop((abandoned, spent));
         true
     }
 
@@ -156,7 +157,7 @@ impl Gate {
         self.update(|word| Some(change(word.without_waiting())));
         let expelled = std::mem::take(&mut *queue);
         for waiter in &expelled {
-            waiter.decide(Outcome::Refused);
+            waiter.decide(Outcome::Refused(self.word()));
         }
         drop(queue);
         for waiter in &expelled {
@@ -180,9 +181,7 @@ impl Gate {
         }
         let waiter = queue.pop_front()?;
         waiter.decide(Outcome::Granted);
-        if queue.is_empty() && queue.capacity() > KEPT_CAPACITY {
-            *queue = Queue::new();
-        }
+        give_up_memory(&mut queue);
         Some(waiter)
     }
 
@@ -209,4 +208,10 @@ impl Gate {
         }
         false
     }
+}
+
+/// Takes the memory of a long line that has ended.
+fn give_up_memory(queue: &mut Queue) -> Option<Queue> {
+    let spent = queue.is_empty() && queue.capacity() > KEPT_CAPACITY;
+    spent.then(|| std::mem::take(queue))
 }

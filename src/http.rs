@@ -67,7 +67,10 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     /// `Fn(&Rejected) -> http::Response<B>`, where `B` is the body of the inner service.
     ///
     /// The response is marked by a [`Rejected`] in its extensions all the same.
-    pub fn on_reject<G>(self, on_reject: G) -> TenantConcurrencyLayer<K, X, Http<G>> {
+    pub fn on_reject<G, B>(self, on_reject: G) -> TenantConcurrencyLayer<K, X, Http<G>>
+    where
+        G: Fn(&Rejected) -> Response<B>,
+    {
         self.map_face(|face| Http {
             hold: face.hold,
             on_reject,

@@ -41,6 +41,7 @@ mod evict;
 mod face;
 mod future;
 mod gate;
+mod home;
 #[cfg(feature = "http")]
 mod http;
 #[cfg(feature = "http")]

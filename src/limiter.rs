@@ -5,21 +5,21 @@ use std::{
     fmt,
     hash::Hash,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    pin::pin,
     sync,
     time::Duration,
 };
 
 use crate::{
     acquire::{Acquire, Attempt, attempt},
-    entry::{Entry, Home, Tracked},
+    entry::{Entry, Tracked},
     evict::Evictor,
-    limits::{LimitBook, Limits},
+    home::Home,
+    limits::{Draft, LimitBook, Limits},
     overflow::Overflow,
     permit::Permit,
     reject::{RejectReason, Rejected},
     sweeper::{self, Sweep, Sweeper},
-    sync::{Arc, AtomicBool, AtomicU64, Ordering},
+    sync::{Arc, AtomicBool, AtomicU64, Ordering, dispose},
     table::{Added, Table},
     word::Word,
 };
@@ -167,7 +167,7 @@ impl<K> TenantLimiter<K> {
     }
 
     pub(crate) fn evict_idle_after(&self, ttl: Duration) -> usize {
-        let now = self.shared.home.now();
+        let now = || self.shared.home.now();
         (0..self.shared.table.shards())
             .map(|shard| self.shared.table.sweep(shard, now, ttl).evicted)
             .sum()
@@ -181,7 +181,7 @@ impl<K> TenantLimiter<K> {
         // An entry that is not in the table yet will not get there open.
         self.shared.limits.raise_edition();
         self.shared.nameless.entry.gate.close();
-        for entries in self.shared.table.entries(|_| true) {
+        for entries in self.shared.table.entries() {
             for tracked in entries {
                 tracked.entry.gate.close();
             }
@@ -202,10 +202,15 @@ impl<K> TenantLimiter<K> {
 
     /// Waits for each tenant in turn. `false` if there was nothing to wait for.
     async fn drain_once(&self) -> bool {
-        let mut waited = self.shared.idle(&self.shared.nameless.entry).await;
-        for entries in self.shared.table.entries(Entry::is_busy) {
-            for tracked in entries {
-                waited |= self.shared.idle(&tracked.entry).await;
+        let mut waited = self
+            .shared
+            .home
+            .idle(&self.shared.nameless.entry.gate)
+            .await;
+        for shard in 0..self.shared.table.shards() {
+            // One at a time: those that are idle meanwhile may be evicted.
+            while let Some(busy) = self.shared.table.find(shard, Entry::is_busy) {
+                waited |= self.shared.home.idle(&busy.entry.gate).await;
             }
         }
         waited
@@ -299,8 +304,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let tracked = self.shared.get(tenant)?;
-        Some(tracked.entry.gate.word().into())
+        let hash = self.shared.table.hash(tenant);
+        // Looking at a tenant does not hold it.
+        let word = |entry: &Entry| Some(entry.gate.word());
+        let word = self.shared.table.get_unless(hash, tenant, word).err()?;
+        Some(word.into())
     }
 
     /// Returns how many requests of `tenant` are in flight.
@@ -327,7 +335,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// A raise admits waiters at once. A cut takes effect as requests end, before any waiter is
     /// admitted; nothing in flight is revoked. Setting [`Limits::by`] again asks the function again
-    /// for each tracked tenant.
+    /// for each tracked tenant; a tenant makes no room for others while it is asked about.
     ///
     /// # Panics
     ///
@@ -335,10 +343,14 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     pub fn set_limits(&self, limits: impl Into<Limits<K>>) {
         self.shared.limits.set(limits.into());
         let mut panicked = None;
-        for entries in self.shared.table.entries(|_| true) {
+        for entries in self.shared.table.entries() {
             for tracked in entries {
                 let update = AssertUnwindSafe(|| self.shared.update_limit(&tracked));
-                panicked = catch_unwind(update).err().or(panicked);
+                match (catch_unwind(update), &panicked) {
+                    (Ok(()), _) => {}
+                    (Err(panic), None) => panicked = Some(panic),
+                    (Err(panic), Some(_)) => dispose(panic),
+                }
             }
         }
         if let Some(panic) = panicked {
@@ -383,23 +395,16 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        sweeper::ensure(&self.shared);
         let table = &self.shared.table;
         let hash = table.hash(&*tenant);
         // A refusal is read off the entry in passing: a flood should not even hold it.
         let refusal = |entry: &Entry| entry.refusal(places);
         let tracked = match table.get_unless(hash, &*tenant, refusal)? {
             Some(tracked) => tracked,
-            None => self.track(hash, tenant.into_owned())?,
+            None => self.shared.track(hash, tenant.into_owned())?,
         };
-        attempt(tracked, places)
-    }
-
-    #[cold]
-    fn track(&self, hash: u64, tenant: K) -> Result<Arc<Tracked<K>>, Rejected> {
-        let tracked = self.shared.track(hash, tenant)?;
         sweeper::ensure(&self.shared);
-        Ok(tracked)
+        attempt(tracked, places)
     }
 }
 
@@ -412,6 +417,7 @@ impl<K> Shared<K> {
         self.table.get(self.table.hash(tenant), tenant)
     }
 
+    #[cold]
     fn track(&self, hash: u64, tenant: K) -> Result<Arc<Tracked<K>>, Rejected>
     where
         K: Hash + Eq,
@@ -421,12 +427,13 @@ impl<K> Shared<K> {
             entry: Entry::new(0, sync::Arc::clone(&self.home)),
             tenant,
         });
+        let mut draft = Draft::default();
         loop {
             let edition = self.limits.edition();
             if self.closed.load(Ordering::Acquire) {
                 return Err(self.home.reject(RejectReason::Closed));
             }
-            let limit = self.limits.of(&new.tenant);
+            let limit = self.limits.of(&new.tenant, &mut draft);
             new.entry.gate.set_limit(limit, || true);
             match self.table.add(&new, || self.limits.edition() == edition) {
                 Added::Tracked(tracked) => return Ok(tracked),
@@ -451,26 +458,14 @@ impl<K> Shared<K> {
     where
         K: Hash + Eq,
     {
+        let mut draft = Draft::default();
         loop {
             let edition = self.limits.edition();
-            let limit = self.limits.of(&tracked.tenant);
+            let limit = self.limits.of(&tracked.tenant, &mut draft);
             let still = || self.limits.edition() == edition;
             if tracked.entry.gate.set_limit(limit, still) {
                 return;
             }
-        }
-    }
-
-    /// Resolves when nothing is in flight; tells whether anything was.
-    async fn idle(&self, entry: &Entry) -> bool {
-        let mut was_busy = false;
-        loop {
-            let drained = pin!(self.home.drained.notified());
-            if !entry.gate.watch() {
-                return was_busy;
-            }
-            was_busy = true;
-            drained.await;
         }
     }
 }
@@ -490,7 +485,7 @@ impl<K: Send + Sync + 'static> Sweep for Shared<K> {
 
     fn sweep(&self, shard: usize) -> usize {
         let ttl = self.sweeper.evictor().ttl();
-        self.table.sweep(shard, self.home.now(), ttl).looked_at
+        self.table.sweep(shard, || self.home.now(), ttl).looked_at
     }
 }
 

@@ -1,6 +1,6 @@
 //! The right to run one request, given back by dropping it.
 
-use crate::entry::Held;
+use crate::{entry::Held, sync::contain};
 
 /// The right to run one request of a tenant.
 ///
@@ -14,20 +14,26 @@ use crate::entry::Held;
 #[derive(Debug)]
 #[must_use = "dropping a permit gives its slot back at once"]
 pub struct Permit {
-    held: Held,
+    // Always there, but for the drop.
+    held: Option<Held>,
 }
 
 impl Permit {
     /// Takes charge of a slot that was taken already.
     #[inline]
     pub(crate) fn of_taken(held: Held) -> Self {
-        Self { held }
+        Self { held: Some(held) }
     }
 }
 
 impl Drop for Permit {
     #[inline]
     fn drop(&mut self) {
-        self.held.leave();
+        let Some(held) = self.held.take() else { return };
+        held.leave();
+        if held.is_last() {
+            // The limiter is gone, and with this permit goes the tenant, which is the user's.
+            contain(|| drop(held));
+        }
     }
 }

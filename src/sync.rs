@@ -14,6 +14,7 @@ pub(crate) use loom::sync::{
 
 pub(crate) use std::sync::atomic::Ordering;
 use std::{
+    any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::PoisonError,
 };
@@ -37,5 +38,18 @@ pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 ///
 /// `None` means that it panicked.
 pub(crate) fn contain<R>(user: impl FnOnce() -> R) -> Option<R> {
-    catch_unwind(AssertUnwindSafe(user)).ok()
+    match catch_unwind(AssertUnwindSafe(user)) {
+        Ok(result) => Some(result),
+        Err(panic) => {
+            dispose(panic);
+            None
+        }
+    }
+}
+
+/// Drops what a panic carried, which may panic too.
+pub(crate) fn dispose(panic: Box<dyn Any + Send>) {
+    if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+        std::mem::forget(again);
+    }
 }

@@ -202,9 +202,13 @@ impl<K> Table<K> {
     }
 
     /// Evicts from one shard what was idle for all of `ttl`.
-    pub(crate) fn sweep(&self, shard: usize, now: u64, ttl: Duration) -> Swept {
+    pub(crate) fn sweep(&self, shard: usize, now: impl Fn() -> u64, ttl: Duration) -> Swept {
         let shard = &self.shards[shard].0;
-        let (looked_at, expired) = look_at(&read(shard), now, ttl);
+        let entries = read(shard);
+        // Not before the lock: who was released meanwhile has not been idle since.
+        let now = now();
+        let (looked_at, expired) = look_at(&entries, now, ttl);
+        drop(entries);
         // Most sweeps of most shards find nothing, and need not keep known tenants waiting.
         if !expired {
             let evicted = 0;
@@ -240,21 +244,37 @@ impl<K> Table<K> {
         SHARDS
     }
 
-    /// The entries that are `wanted`, one shard after the other. Holding them keeps them tracked.
-    pub(crate) fn entries(
+    /// The entries, one shard after the other. Holding them keeps them tracked.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = Vec<Arc<Tracked<K>>>> {
+        let entries = |shard: &Shard<K>| read(&shard.0).iter().cloned().collect();
+        self.shards.iter().map(entries)
+    }
+
+    /// An entry of one shard that is `wanted`.
+    pub(crate) fn find(
         &self,
+        shard: usize,
         wanted: impl Fn(&Entry) -> bool,
-    ) -> impl Iterator<Item = Vec<Arc<Tracked<K>>>> {
-        self.shards.iter().map(move |shard| {
-            let entries = read(&shard.0);
-            let wanted = entries.iter().filter(|tracked| wanted(&tracked.entry));
-            wanted.cloned().collect()
-        })
+    ) -> Option<Arc<Tracked<K>>> {
+        let entries = read(&self.shards[shard].0);
+        let found = entries.iter().find(|tracked| wanted(&tracked.entry));
+        found.cloned()
     }
 
     fn shard(&self, hash: u64) -> &RwLock<Entries<K>> {
         // The hash tables use the topmost and the lowest bits.
         &self.shards[(hash >> 32) as usize % SHARDS].0
+    }
+}
+
+impl<K> Drop for Table<K> {
+    fn drop(&mut self) {
+        for shard in &self.shards {
+            let entries = std::mem::take(&mut *write(&shard.0));
+            for tracked in entries {
+                contain(|| drop(tracked));
+            }
+        }
     }
 }
 
