@@ -6,9 +6,10 @@ use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     backoff::Backoff,
+    contain::contain,
     gate::Gate,
     reject::{RejectReason, Rejected},
-    sync::{Arc, AtomicU64, Ordering, contain},
+    sync::{Arc, AtomicU64, Ordering},
     word::Word,
 };
 

@@ -35,6 +35,7 @@ mod acquire;
 mod backoff;
 #[cfg(feature = "http")]
 mod body;
+mod contain;
 mod entry;
 mod error;
 mod evict;

@@ -2,7 +2,10 @@
 
 use std::task::{Context, Poll, Waker};
 
-use crate::sync::{Mutex, contain, lock};
+use crate::{
+    contain::contain,
+    sync::{Mutex, lock},
+};
 
 /// What became of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
