@@ -50,6 +50,10 @@ impl Inside {
         drop(permit);
     }
 
+    fn now(&self) -> usize {
+        self.now.load(SeqCst)
+    }
+
     fn peak(&self) -> usize {
         self.peak.load(SeqCst)
     }
@@ -177,13 +181,12 @@ fn a_newcomer_does_not_pass_a_waiter() {
         let mut waiter = waiting(&limiter);
         let newcomer = {
             let limiter = limiter.clone();
-            thread::spawn(move || limiter.try_acquire(&TENANT).is_ok())
+            thread::spawn(move || drop(limiter.try_acquire(&TENANT)))
         };
         drop(permit);
         assert!(poll(&mut waiter).is_ready(), "the slot went elsewhere");
-        // The granted slot is not collected yet, or still held by the result of the poll.
-        let passed = newcomer.join().unwrap();
-        assert!(!passed || limiter.in_flight(&TENANT) == 0);
+        newcomer.join().unwrap();
+        assert_at_rest(&limiter, 1);
     });
 }
 
@@ -216,8 +219,17 @@ fn a_cut_is_honoured_before_any_waiter_is_served() {
         let waiter = waiting(&limiter);
         let inside = sync::Arc::new(Inside::default());
         limiter.set_limit(&TENANT, 1);
-        let releases = permits.map(|permit| thread::spawn(move || drop(permit)));
-        inside.visit(block_on(waiter).unwrap());
+        let releases = permits.map(|permit| {
+            inside.enter();
+            let inside = inside.clone();
+            thread::spawn(move || {
+                inside.leave();
+                drop(permit);
+            })
+        });
+        let served = block_on(waiter).unwrap();
+        assert_eq!(inside.now(), 0, "served before the limit was kept");
+        drop(served);
         for release in releases {
             release.join().unwrap();
         }
