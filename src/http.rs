@@ -67,6 +67,22 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     /// `Fn(&Rejected) -> http::Response<B>`, where `B` is the body of the inner service.
     ///
     /// The response is marked by a [`Rejected`] in its extensions all the same.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use axum::body::Body;
+    /// use http::{Response, StatusCode};
+    /// use tower_tenant::{Rejected, TenantConcurrencyLayer, header};
+    ///
+    /// let layer = TenantConcurrencyLayer::<String, _>::new(4, header("x-tenant-id"))
+    ///     .http()
+    ///     .on_reject(|rejected: &Rejected| {
+    ///         let mut response = Response::new(Body::from(rejected.to_string()));
+    ///         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    ///         response
+    ///     });
+    /// ```
     pub fn on_reject<G>(self, on_reject: G) -> TenantConcurrencyLayer<K, X, Http<G>> {
         self.map_face(|face| Http {
             hold: face.hold,

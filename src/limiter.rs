@@ -29,7 +29,7 @@ use crate::{
 /// Clones share all state but the [`Overflow`] policy, which each handle has for itself. A tenant
 /// is anything that is `Hash + Eq + Clone + Send + Sync + 'static`; it is tracked from its first
 /// request until it was idle for as long as the [`Evictor`] allows. A tracked tenant costs about
-/// 130 bytes and its key.
+/// 128 bytes and its key.
 ///
 /// # Examples
 ///
@@ -196,6 +196,25 @@ impl<K> TenantLimiter<K> {
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{RejectReason, TenantLimiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let limiter = TenantLimiter::<u64>::new(4);
+    /// let running = limiter.try_acquire(&7).unwrap();
+    ///
+    /// limiter.close();
+    /// let refused = limiter.try_acquire(&7).unwrap_err();
+    /// assert_eq!(refused.reason(), RejectReason::Closed);
+    ///
+    /// drop(running);
+    /// limiter.drain().await;
+    /// # }
+    /// ```
     pub async fn drain(&self) {
         while self.drain_once().await {}
     }
@@ -215,7 +234,7 @@ impl<K> TenantLimiter<K> {
         self.overflow
     }
 
-    /// The same for a request without a tenant.
+    /// Does for a request without a tenant what [`attempt`](Self::attempt) does for others.
     pub(crate) fn attempt_nameless(&self) -> Result<Attempt, Rejected> {
         attempt(Arc::clone(&self.shared.nameless), self.overflow.places())
     }
@@ -241,6 +260,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// [`Rejected`] if the tenant is at its limit or paused, the limiter is closed, or the tenant
     /// is new and the table is full.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the tenant is new and the function of [`Limits::by`] panics.
     pub fn try_acquire<Q>(&self, tenant: &Q) -> Result<Permit, Rejected>
     where
         K: Borrow<Q>,
@@ -258,6 +281,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// [`Rejected`] if no permit came free in the time and queue that the policy allows, and in the
     /// cases of [`try_acquire`](Self::try_acquire).
+    ///
+    /// # Panics
+    ///
+    /// Panics if the tenant is new and the function of [`Limits::by`] panics.
     ///
     /// # Cancel safety
     ///

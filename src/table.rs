@@ -42,6 +42,7 @@ pub(crate) struct Table<K> {
     shards: Box<[Shard<K>]>,
     len: AtomicUsize,
     max: AtomicUsize,
+    // Where the next search for an idle tenant starts: bucket * SHARDS + shard.
     hand: AtomicUsize,
 }
 
