@@ -112,11 +112,16 @@ pub(crate) struct Tracked<T: ?Sized> {
 pub(crate) struct Held(Erased);
 
 #[cfg(not(tenant_loom))]
-type Erased = Arc<Tracked<dyn Send + Sync>>;
+use Arc as ErasedArc;
+#[cfg(tenant_loom)]
+use sync::Arc as ErasedArc;
+
+#[cfg(not(tenant_loom))]
+type Erased = ErasedArc<Tracked<dyn Send + Sync>>;
 
 // loom's `Arc` does not coerce to an unsized type.
 #[cfg(tenant_loom)]
-type Erased = sync::Arc<dyn AsRef<Entry> + Send + Sync>;
+type Erased = ErasedArc<dyn AsRef<Entry> + Send + Sync>;
 
 impl<T: Send + Sync + 'static> From<Arc<Tracked<T>>> for Held {
     #[cfg(not(tenant_loom))]
@@ -141,7 +146,7 @@ impl Held {
     /// Nobody else keeps the entry alive.
     #[inline]
     pub(crate) fn is_last(&self) -> bool {
-        Arc::strong_count(&self.0) == 1
+        ErasedArc::strong_count(&self.0) == 1
     }
 }
 

@@ -7,7 +7,7 @@
 //!
 //! # Examples
 //!
-//! An axum server; [`http`](TenantConcurrencyLayer::http) makes refusals responses:
+//! An axum server; `http` makes refusals responses:
 //!
 //! ```
 //! # #[cfg(feature = "http")] {
@@ -35,6 +35,7 @@ mod acquire;
 mod backoff;
 #[cfg(feature = "http")]
 mod body;
+mod contain;
 mod entry;
 mod error;
 mod evict;

@@ -11,6 +11,7 @@ use std::{
 
 use crate::{
     acquire::{Acquire, Attempt, attempt},
+    contain::dispose,
     entry::{Entry, Tracked},
     evict::Evictor,
     home::Home,
@@ -19,7 +20,7 @@ use crate::{
     permit::Permit,
     reject::{RejectReason, Rejected},
     sweeper::{self, Sweep, Sweeper},
-    sync::{Arc, AtomicBool, AtomicU64, Ordering, dispose},
+    sync::{Arc, AtomicBool, AtomicU64, Ordering},
     table::{Added, Table},
     word::Word,
 };
@@ -29,7 +30,7 @@ use crate::{
 /// Clones share all state but the [`Overflow`] policy, which each handle has for itself. A tenant
 /// is anything that is `Hash + Eq + Clone + Send + Sync + 'static`; it is tracked from its first
 /// request until it was idle for as long as the [`Evictor`] allows. A tracked tenant costs about
-/// 130 bytes and its key.
+/// 128 bytes and its key.
 ///
 /// # Examples
 ///
@@ -148,7 +149,7 @@ impl<K> TenantLimiter<K> {
 
     /// Returns the figures of the requests that name no tenant and share a limit.
     #[must_use]
-    pub fn nameless_stats(&self) -> Stats {
+    pub fn missing_stats(&self) -> Stats {
         self.shared.nameless.entry.gate.word().into()
     }
 
@@ -188,6 +189,12 @@ impl<K> TenantLimiter<K> {
         }
     }
 
+    /// Returns whether the limiter was closed.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.shared.closed.load(Ordering::Acquire)
+    }
+
     /// Resolves when nothing is in flight.
     ///
     /// [Close](Self::close) the limiter first, or new requests may keep it busy for ever. Requests
@@ -196,6 +203,25 @@ impl<K> TenantLimiter<K> {
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{RejectReason, TenantLimiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let limiter = TenantLimiter::<u64>::new(4);
+    /// let running = limiter.try_acquire(&7).unwrap();
+    ///
+    /// limiter.close();
+    /// let refused = limiter.try_acquire(&7).unwrap_err();
+    /// assert_eq!(refused.reason(), RejectReason::Closed);
+    ///
+    /// drop(running);
+    /// limiter.drain().await;
+    /// # }
+    /// ```
     pub async fn drain(&self) {
         while self.drain_once().await {}
     }
@@ -220,7 +246,7 @@ impl<K> TenantLimiter<K> {
         self.overflow
     }
 
-    /// The same for a request without a tenant.
+    /// Does for a request without a tenant what [`attempt`](Self::attempt) does for others.
     pub(crate) fn attempt_nameless(&self) -> Result<Attempt, Rejected> {
         attempt(Arc::clone(&self.shared.nameless), self.overflow.places())
     }
@@ -231,7 +257,7 @@ impl<K> TenantLimiter<K> {
 
     /// Lets a request pass unlimited, unless the limiter is closed.
     pub(crate) fn bypass(&self) -> Result<(), Rejected> {
-        if self.shared.closed.load(Ordering::Acquire) {
+        if self.is_closed() {
             return Err(self.shared.home.reject(RejectReason::Closed));
         }
         self.shared.bypassed.fetch_add(1, Ordering::Relaxed);
@@ -246,6 +272,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// [`Rejected`] if the tenant is at its limit or paused, the limiter is closed, or the tenant
     /// is new and the table is full.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the tenant is new and the function of [`Limits::by`] panics.
     pub fn try_acquire<Q>(&self, tenant: &Q) -> Result<Permit, Rejected>
     where
         K: Borrow<Q>,
@@ -263,6 +293,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// [`Rejected`] if no permit came free in the time and queue that the policy allows, and in the
     /// cases of [`try_acquire`](Self::try_acquire).
+    ///
+    /// # Panics
+    ///
+    /// Panics if the tenant is new and the function of [`Limits::by`] panics.
     ///
     /// # Cancel safety
     ///

@@ -1,6 +1,6 @@
 //! The right to run one request, given back by dropping it.
 
-use crate::{entry::Held, sync::contain};
+use crate::{contain::contain, entry::Held};
 
 /// The right to run one request of a tenant.
 ///

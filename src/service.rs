@@ -13,6 +13,7 @@ use tower_service::Service;
 
 use crate::{
     acquire::{Acquire, Attempt},
+    contain::contain,
     entry::Held,
     face::Face,
     future::ResponseFuture,
@@ -21,7 +22,6 @@ use crate::{
     missing::MissingTenant,
     permit::Permit,
     reject::Rejected,
-    sync::contain,
 };
 
 /// Caps how many requests of one tenant run at once in `S`; made by

@@ -13,8 +13,9 @@ use ahash::RandomState;
 use hashbrown::HashTable;
 
 use crate::{
+    contain::contain,
     entry::{Entry, Tracked},
-    sync::{Arc, AtomicUsize, Ordering, RwLock, contain, read, write},
+    sync::{Arc, AtomicUsize, Ordering, RwLock, read, write},
 };
 
 /// At a million tenants a shard has 4 000, which is looked through in a fraction of a millisecond.
@@ -41,6 +42,7 @@ pub(crate) struct Table<K> {
     shards: Box<[Shard<K>]>,
     len: AtomicUsize,
     max: AtomicUsize,
+    // Where the next search for an idle tenant starts: bucket * SHARDS + shard.
     hand: AtomicUsize,
 }
 

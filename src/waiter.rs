@@ -3,7 +3,8 @@
 use std::task::{Context, Poll, Waker};
 
 use crate::{
-    sync::{Mutex, contain, lock},
+    contain::contain,
+    sync::{Mutex, lock},
     word::Word,
 };
 
