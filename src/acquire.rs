@@ -30,9 +30,9 @@ pub(crate) enum Attempt {
 /// Takes a slot if there is room; else decides whether the request may take one of `places` to
 /// wait.
 #[inline]
-pub(crate) fn attempt<T>(tracked: Arc<Tracked<T>>, places: usize) -> Result<Attempt, Rejected>
+pub(crate) fn attempt<K>(tracked: Arc<Tracked<K>>, places: usize) -> Result<Attempt, Rejected>
 where
-    T: Send + Sync + 'static,
+    K: Send + Sync + 'static,
 {
     match tracked.entry.gate.try_enter() {
         Ok(()) => Ok(Attempt::Admitted(Permit::of_taken(tracked.into()))),

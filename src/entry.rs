@@ -4,6 +4,7 @@ use std::{fmt, ops::Deref, sync, time::Duration};
 
 use crate::{
     backoff::Backoff,
+    contain::contain,
     gate::Gate,
     home::Home,
     reject::{RejectReason, Rejected},
@@ -98,11 +99,35 @@ impl Entry {
 }
 
 /// An entry and its tenant, in one allocation.
+pub(crate) type Tracked<K> = Node<Tenant<K>>;
+
 #[derive(Debug)]
-pub(crate) struct Tracked<T: ?Sized> {
+pub(crate) struct Node<T: ?Sized> {
     pub(crate) hash: u64,
     pub(crate) entry: Entry,
     pub(crate) tenant: T,
+}
+
+/// The key of a user, whose drop may panic wherever the last handle of its entry is dropped.
+#[derive(Debug)]
+pub(crate) struct Tenant<K>(Option<K>);
+
+impl<K> Tenant<K> {
+    pub(crate) fn new(key: K) -> Self {
+        Self(Some(key))
+    }
+
+    /// The key, which is there until the drop.
+    #[inline]
+    pub(crate) fn key(&self) -> Option<&K> {
+        self.0.as_ref()
+    }
+}
+
+impl<K> Drop for Tenant<K> {
+    fn drop(&mut self) {
+        contain(|| drop(self.0.take()));
+    }
 }
 
 /// Keeps an entry alive, whatever the type of its tenant.
@@ -112,41 +137,28 @@ pub(crate) struct Tracked<T: ?Sized> {
 pub(crate) struct Held(Erased);
 
 #[cfg(not(tenant_loom))]
-use Arc as ErasedArc;
-#[cfg(tenant_loom)]
-use sync::Arc as ErasedArc;
-
-#[cfg(not(tenant_loom))]
-type Erased = ErasedArc<Tracked<dyn Send + Sync>>;
+type Erased = Arc<Node<dyn Send + Sync>>;
 
 // loom's `Arc` does not coerce to an unsized type.
 #[cfg(tenant_loom)]
-type Erased = ErasedArc<dyn AsRef<Entry> + Send + Sync>;
+type Erased = sync::Arc<dyn AsRef<Entry> + Send + Sync>;
 
-impl<T: Send + Sync + 'static> From<Arc<Tracked<T>>> for Held {
+impl<K: Send + Sync + 'static> From<Arc<Tracked<K>>> for Held {
     #[cfg(not(tenant_loom))]
     #[inline]
-    fn from(tracked: Arc<Tracked<T>>) -> Self {
+    fn from(tracked: Arc<Tracked<K>>) -> Self {
         Self(tracked)
     }
 
     #[cfg(tenant_loom)]
-    fn from(tracked: Arc<Tracked<T>>) -> Self {
-        struct Erase<T>(Arc<Tracked<T>>);
-        impl<T> AsRef<Entry> for Erase<T> {
+    fn from(tracked: Arc<Tracked<K>>) -> Self {
+        struct Erase<K>(Arc<Tracked<K>>);
+        impl<K> AsRef<Entry> for Erase<K> {
             fn as_ref(&self) -> &Entry {
                 &self.0.entry
             }
         }
         Self(sync::Arc::new(Erase(tracked)))
-    }
-}
-
-impl Held {
-    /// Nobody else keeps the entry alive.
-    #[inline]
-    pub(crate) fn is_last(&self) -> bool {
-        ErasedArc::strong_count(&self.0) == 1
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 use crate::{
     acquire::{Acquire, Attempt, attempt},
     contain::dispose,
-    entry::{Entry, Tracked},
+    entry::{Entry, Tenant, Tracked},
     evict::Evictor,
     home::Home,
     limits::{Draft, LimitBook, Limits},
@@ -99,7 +99,7 @@ impl<K> TenantLimiter<K> {
         let nameless = Tracked {
             hash: 0,
             entry: Entry::new(0, sync::Arc::clone(&home)),
-            tenant: (),
+            tenant: Tenant::new(()),
         };
         let shared = Shared {
             table: Table::new(),
@@ -429,16 +429,23 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
+        sweeper::ensure(&self.shared);
         let table = &self.shared.table;
         let hash = table.hash(&*tenant);
         // A refusal is read off the entry in passing: a flood should not even hold it.
         let refusal = |entry: &Entry| entry.refusal(places);
         let tracked = match table.get_unless(hash, &*tenant, refusal)? {
             Some(tracked) => tracked,
-            None => self.shared.track(hash, tenant.into_owned())?,
+            None => self.track(hash, tenant.into_owned())?,
         };
-        sweeper::ensure(&self.shared);
         attempt(tracked, places)
+    }
+
+    #[cold]
+    fn track(&self, hash: u64, tenant: K) -> Result<Arc<Tracked<K>>, Rejected> {
+        let tracked = self.shared.track(hash, tenant)?;
+        sweeper::ensure(&self.shared);
+        Ok(tracked)
     }
 }
 
@@ -451,7 +458,6 @@ impl<K> Shared<K> {
         self.table.get(self.table.hash(tenant), tenant)
     }
 
-    #[cold]
     fn track(&self, hash: u64, tenant: K) -> Result<Arc<Tracked<K>>, Rejected>
     where
         K: Hash + Eq,
@@ -459,7 +465,7 @@ impl<K> Shared<K> {
         let new = Arc::new(Tracked {
             hash,
             entry: Entry::new(0, sync::Arc::clone(&self.home)),
-            tenant,
+            tenant: Tenant::new(tenant),
         });
         let mut draft = Draft::default();
         loop {

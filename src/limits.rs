@@ -6,6 +6,7 @@ use ahash::RandomState;
 use hashbrown::HashTable;
 
 use crate::{
+    entry::Tenant,
     sync::{Arc, AtomicU64, Ordering, RwLock, read, write},
     word,
 };
@@ -134,10 +135,11 @@ impl<K> LimitBook<K> {
     }
 
     /// The limit of a tenant. The draft is that of an earlier attempt, or empty.
-    pub(crate) fn of(&self, tenant: &K, draft: &mut Draft) -> usize
+    pub(crate) fn of(&self, tenant: &Tenant<K>, draft: &mut Draft) -> usize
     where
         K: Hash + Eq,
     {
+        let Some(tenant) = tenant.key() else { return 0 };
         let limit = self.exceptions.get(tenant);
         limit
             .unwrap_or_else(|| self.common(tenant, draft))

@@ -1,6 +1,6 @@
 //! The right to run one request, given back by dropping it.
 
-use crate::{contain::contain, entry::Held};
+use crate::entry::Held;
 
 /// The right to run one request of a tenant.
 ///
@@ -14,26 +14,20 @@ use crate::{contain::contain, entry::Held};
 #[derive(Debug)]
 #[must_use = "dropping a permit gives its slot back at once"]
 pub struct Permit {
-    // Always there, but for the drop.
-    held: Option<Held>,
+    held: Held,
 }
 
 impl Permit {
     /// Takes charge of a slot that was taken already.
     #[inline]
     pub(crate) fn of_taken(held: Held) -> Self {
-        Self { held: Some(held) }
+        Self { held }
     }
 }
 
 impl Drop for Permit {
     #[inline]
     fn drop(&mut self) {
-        let Some(held) = self.held.take() else { return };
-        held.leave();
-        if held.is_last() {
-            // The limiter is gone, and with this permit goes the tenant, which is the user's.
-            contain(|| drop(held));
-        }
+        self.held.leave();
     }
 }

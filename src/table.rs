@@ -13,7 +13,6 @@ use ahash::RandomState;
 use hashbrown::HashTable;
 
 use crate::{
-    contain::contain,
     entry::{Entry, Tracked},
     sync::{Arc, AtomicUsize, Ordering, RwLock, read, write},
 };
@@ -137,7 +136,11 @@ impl<K> Table<K> {
         K: Eq,
     {
         let mut entries = write(self.shard(new.hash));
-        if let Some(tracked) = find(&entries, new.hash, &new.tenant) {
+        let known = new
+            .tenant
+            .key()
+            .and_then(|key| find(&entries, new.hash, key));
+        if let Some(tracked) = known {
             return Added::Tracked(Arc::clone(tracked));
         }
         if !still() {
@@ -199,7 +202,7 @@ impl<K> Table<K> {
         let (evicted, _) = occupied.remove();
         self.len.fetch_sub(1, Ordering::SeqCst);
         drop(entries);
-        contain(|| drop(evicted));
+        drop(evicted);
         true
     }
 
@@ -216,11 +219,9 @@ impl<K> Table<K> {
             let evicted = 0;
             return Swept { looked_at, evicted };
         }
+        // Dropped after the lock, since the tenants are the user's.
         let expired = self.evict_expired(&mut write(shard), now, ttl);
         let evicted = expired.len();
-        for tracked in expired {
-            contain(|| drop(tracked));
-        }
         Swept { looked_at, evicted }
     }
 
@@ -269,24 +270,14 @@ impl<K> Table<K> {
     }
 }
 
-impl<K> Drop for Table<K> {
-    fn drop(&mut self) {
-        for shard in &self.shards {
-            let entries = std::mem::take(&mut *write(&shard.0));
-            for tracked in entries {
-                contain(|| drop(tracked));
-            }
-        }
-    }
-}
-
 fn find<'t, K, Q>(entries: &'t Entries<K>, hash: u64, tenant: &Q) -> Option<&'t Arc<Tracked<K>>>
 where
     K: Borrow<Q>,
     Q: Eq + ?Sized,
 {
     entries.find(hash, |tracked| {
-        tracked.hash == hash && tracked.tenant.borrow() == tenant
+        let same = |key: &K| key.borrow() == tenant;
+        tracked.hash == hash && tracked.tenant.key().is_some_and(same)
     })
 }
 
