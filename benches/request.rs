@@ -12,7 +12,10 @@ use support::{
     ratios::{self, Medians},
 };
 use tower::{
-    Layer, layer::util::Identity, limit::GlobalConcurrencyLimitLayer, load_shed::LoadShedLayer,
+    Layer,
+    layer::util::Identity,
+    limit::{ConcurrencyLimitLayer, GlobalConcurrencyLimitLayer},
+    load_shed::LoadShedLayer,
 };
 use tower_resilience_bulkhead::BulkheadLayer;
 use tower_tenant::{TenantConcurrencyLayer, header};
@@ -47,7 +50,7 @@ fn u64_key(criterion: &mut Criterion) {
     let ours = TenantConcurrencyLayer::new(LIMIT, id).layer(Trivial);
     bench(&mut group, "ours", &ours, request);
 
-    let shed = LoadShedLayer::new().layer(tower.layer(Trivial));
+    let shed = LoadShedLayer::new().layer(ConcurrencyLimitLayer::new(LIMIT).layer(Trivial));
     bench(&mut group, "tower_load_shed", &shed, request);
 
     let bulkhead = BulkheadLayer::builder()

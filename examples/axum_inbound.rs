@@ -61,7 +61,7 @@ async fn main() -> ExitCode {
 /// Starts the server; this is all that an application has to do.
 async fn serve(inside: Inside) -> SocketAddr {
     let limit = env::var("LIMIT").map_or(CAP, |limit| limit.parse().expect("LIMIT is a number"));
-    let tenants = TenantConcurrencyLayer::<String, _>::new(limit, header("x-tenant-id"))
+    let tenants = TenantConcurrencyLayer::new(limit, header("x-tenant-id"))
         .overflow(Overflow::queue(8).max_wait(Duration::from_millis(100)))
         .http();
     let app = Router::new()

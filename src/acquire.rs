@@ -30,9 +30,9 @@ pub(crate) enum Attempt {
 /// Takes a slot if there is room; else decides whether the request may take one of `places` to
 /// wait.
 #[inline]
-pub(crate) fn attempt<T>(tracked: Arc<Tracked<T>>, places: usize) -> Result<Attempt, Rejected>
+pub(crate) fn attempt<K>(tracked: Arc<Tracked<K>>, places: usize) -> Result<Attempt, Rejected>
 where
-    T: Send + Sync + 'static,
+    K: Send + Sync + 'static,
 {
     match tracked.entry.try_enter(places)? {
         true => Ok(Attempt::Admitted(Permit::of_taken(tracked.into()))),
@@ -140,12 +140,13 @@ impl Place {
 
     fn end(&mut self, outcome: Outcome) -> Result<Permit, Rejected> {
         self.waiter = None;
-        let reason = match outcome {
-            Outcome::Granted => return Ok(Permit::of_taken(self.held.clone())),
-            Outcome::Refused => RejectReason::Paused,
-            Outcome::Displaced => RejectReason::CapacityQueueFull,
-        };
-        Err(self.held.reject(reason, self.held.gate.word()))
+        match outcome {
+            Outcome::Granted => Ok(Permit::of_taken(self.held.clone())),
+            Outcome::Refused(word) => Err(self.held.reject(RejectReason::Paused, word)),
+            Outcome::Displaced(word) => {
+                Err(self.held.reject(RejectReason::CapacityQueueFull, word))
+            }
+        }
     }
 
     /// Leaves the line. What was decided about the wait, if it no longer was in the line.

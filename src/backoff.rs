@@ -12,6 +12,9 @@ const MAX_LEVEL: u8 = 5;
 /// So many refusals in one window are a flood.
 const FLOOD: u32 = 128;
 
+/// No more are counted. A multiple of 16, so that the clock is read there.
+const MAX_REFUSALS: u32 = 0xff_fff0;
+
 /// The start of the running window in seconds, its refusals, and the level: the hint is 2^level.
 #[derive(Debug)]
 pub(crate) struct Backoff(AtomicU64);
@@ -79,7 +82,7 @@ impl Window {
 
     fn count(self) -> Self {
         Self {
-            refusals: (self.refusals + 1).min(u32::from(u16::MAX)),
+            refusals: (self.refusals + 1).min(MAX_REFUSALS),
             ..self
         }
     }
@@ -148,5 +151,15 @@ mod tests {
         backoff.refuse(|| 100);
         assert_eq!(backoff.refuse(|| 0), 1);
         assert_eq!(backoff.refuse(|| u32::MAX), 1);
+    }
+
+    #[test]
+    fn a_flood_of_any_length_does_not_stop_the_clock() {
+        let backoff = Backoff::new();
+        for _ in 0..2 * MAX_REFUSALS {
+            backoff.refuse(|| 0);
+        }
+        let hints = (0..16).map(|_| backoff.refuse(|| 86_400)).min();
+        assert_eq!(hints, Some(1));
     }
 }

@@ -4,11 +4,12 @@ use std::{fmt, ops::Deref, sync, task::Waker, time::Duration};
 
 use crate::{
     backoff::Backoff,
+    contain::contain,
     gate::{Gate, Joined},
     home::Home,
     pool::{Answer, Share, Ticket},
     reject::{RejectReason, Rejected},
-    sync::{Arc, AtomicU64, Ordering, contain},
+    sync::{Arc, AtomicU64, Ordering},
     waiter::Waiter,
     word::Word,
 };
@@ -97,8 +98,7 @@ impl Entry {
             None => self.gate.serve(),
         }
         if self.gate.unwatch() {
-            // Wakes code of the user, inside a drop.
-            contain(|| self.home.drained.notify_waiters());
+            self.home.tell_idle();
         }
     }
 
@@ -166,11 +166,35 @@ impl Entry {
 }
 
 /// An entry and its tenant, in one allocation.
+pub(crate) type Tracked<K> = Node<Tenant<K>>;
+
 #[derive(Debug)]
-pub(crate) struct Tracked<T: ?Sized> {
+pub(crate) struct Node<T: ?Sized> {
     pub(crate) hash: u64,
     pub(crate) entry: Entry,
     pub(crate) tenant: T,
+}
+
+/// The key of a user, whose drop may panic wherever the last handle of its entry is dropped.
+#[derive(Debug)]
+pub(crate) struct Tenant<K>(Option<K>);
+
+impl<K> Tenant<K> {
+    pub(crate) fn new(key: K) -> Self {
+        Self(Some(key))
+    }
+
+    /// The key, which is there until the drop.
+    #[inline]
+    pub(crate) fn key(&self) -> Option<&K> {
+        self.0.as_ref()
+    }
+}
+
+impl<K> Drop for Tenant<K> {
+    fn drop(&mut self) {
+        contain(|| drop(self.0.take()));
+    }
 }
 
 /// Keeps an entry alive, whatever the type of its tenant.
@@ -180,7 +204,7 @@ pub(crate) struct Tracked<T: ?Sized> {
 pub(crate) struct Held(Erased);
 
 #[cfg(not(tenant_loom))]
-type Erased = Arc<Tracked<dyn Send + Sync>>;
+type Erased = Arc<Node<dyn Send + Sync>>;
 
 // loom's `Arc` does not coerce to an unsized type.
 #[cfg(tenant_loom)]
@@ -206,17 +230,17 @@ impl Ticket for Held {
     }
 }
 
-impl<T: Send + Sync + 'static> From<Arc<Tracked<T>>> for Held {
+impl<K: Send + Sync + 'static> From<Arc<Tracked<K>>> for Held {
     #[cfg(not(tenant_loom))]
     #[inline]
-    fn from(tracked: Arc<Tracked<T>>) -> Self {
+    fn from(tracked: Arc<Tracked<K>>) -> Self {
         Self(tracked)
     }
 
     #[cfg(tenant_loom)]
-    fn from(tracked: Arc<Tracked<T>>) -> Self {
-        struct Erase<T>(Arc<Tracked<T>>);
-        impl<T> AsRef<Entry> for Erase<T> {
+    fn from(tracked: Arc<Tracked<K>>) -> Self {
+        struct Erase<K>(Arc<Tracked<K>>);
+        impl<K> AsRef<Entry> for Erase<K> {
             fn as_ref(&self) -> &Entry {
                 &self.0.entry
             }

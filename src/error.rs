@@ -80,6 +80,12 @@ impl From<Error> for BoxError {
     }
 }
 
+impl From<Error> for Box<dyn error::Error> {
+    fn from(error: Error) -> Self {
+        BoxError::from(error)
+    }
+}
+
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self.as_dyn(), f)

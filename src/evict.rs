@@ -8,7 +8,11 @@ use std::time::Duration;
 /// then; it ends when no tenant is tracked any more, or with the last handle of the limiter, and is
 /// started again when it is needed, on whatever runtime is current. Where there is no runtime, and
 /// once it was started on one without a time driver, nothing is evicted but by
-/// [`evict_idle`](crate::TenantLimiter::evict_idle).
+/// [`evict_idle`](crate::TenantLimiter::evict_idle). tokio panics for want of a time driver; that is
+/// caught, but the panic hook sees it and `panic = "abort"` ends the process: enable the driver, or
+/// switch the task off by [`every`](Self::every).
+///
+/// A runtime that is kept but not driven keeps the task from sweeping; a new setting starts another.
 ///
 /// A tenant is idle while none of its requests is in flight or waiting. Its idle time counts from
 /// the first sweep after its last release: it is never evicted before its time, and by the task at

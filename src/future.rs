@@ -27,15 +27,16 @@ pin_project! {
         F: Face<S::Response, S::Error>,
     {
         #[pin]
-        state: State<S, Req, F, F::Response, F::Error, F::Ending>,
+        state: State<S, Req, F>,
     }
 }
 
 pin_project! {
     #[project = StateProj]
-    enum State<S, Req, F, Res, Err, Ending>
+    enum State<S, Req, F>
     where
         S: Service<Req>,
+        F: Face<S::Response, S::Error>,
     {
         // Its tenant is full.
         Waiting {
@@ -47,19 +48,19 @@ pin_project! {
         // Admitted after a wait; the inner service is not ready yet.
         Readying {
             work: Option<(S, Req)>,
-            ending: Ending,
+            ending: F::Ending,
             permit: Option<Permit>,
         },
         Running {
             #[pin]
             future: S::Future,
-            ending: Ending,
+            ending: F::Ending,
             // Declared last so that the work is dropped before the slot it stands for is free.
             permit: Option<Permit>,
         },
         // Refused, or the inner service failed to get ready.
         Answered {
-            answer: Option<Result<Res, Err>>,
+            answer: Option<Result<F::Response, F::Error>>,
         },
         Done,
     }
@@ -151,11 +152,12 @@ where
     }
 }
 
-impl<S, Req, F, Res, Err, Ending> State<S, Req, F, Res, Err, Ending>
+impl<S, Req, F> State<S, Req, F>
 where
     S: Service<Req>,
+    F: Face<S::Response, S::Error>,
 {
-    fn readying(work: Option<(S, Req)>, ending: Ending, permit: Permit) -> Self {
+    fn readying(work: Option<(S, Req)>, ending: F::Ending, permit: Permit) -> Self {
         Self::Readying {
             work,
             ending,
@@ -163,7 +165,7 @@ where
         }
     }
 
-    fn called(work: Option<(S, Req)>, ending: Ending, permit: Option<Permit>) -> Self {
+    fn called(work: Option<(S, Req)>, ending: F::Ending, permit: Option<Permit>) -> Self {
         match work {
             Some((mut service, req)) => Self::Running {
                 future: service.call(req),
@@ -174,7 +176,7 @@ where
         }
     }
 
-    fn answered(answer: Result<Res, Err>) -> Self {
+    fn answered(answer: Result<F::Response, F::Error>) -> Self {
         Self::Answered {
             answer: Some(answer),
         }

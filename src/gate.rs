@@ -135,7 +135,7 @@ impl Gate {
         let mut queue = self.lock();
         let waiter = queue.pop_back()?;
         self.word.fetch_sub(ONE_WAITING, Ordering::AcqRel);
-        waiter.decide(Outcome::Displaced);
+        waiter.decide(Outcome::Displaced(self.word()));
         Some(waiter)
     }
 
@@ -162,8 +162,9 @@ impl Gate {
         }
         self.word.fetch_sub(ONE_WAITING, Ordering::AcqRel);
         let abandoned = queue.remove(place);
+        let spent = give_up_memory(&mut queue);
         drop(queue);
-        drop(abandoned);
+        drop((abandoned, spent));
         true
     }
 
@@ -196,7 +197,7 @@ impl Gate {
     fn expel(&self, mut queue: MutexGuard<'_, Queue>, change: impl Fn(Word) -> Word) -> Refused {
         self.update(|word| Some(change(word.without_waiting())));
         for waiter in &*queue {
-            waiter.decide(Outcome::Refused);
+            waiter.decide(Outcome::Refused(self.word()));
         }
         Refused(std::mem::take(&mut *queue))
     }
@@ -218,9 +219,7 @@ impl Gate {
         }
         let waiter = queue.pop_front()?;
         waiter.decide(Outcome::Granted);
-        if queue.is_empty() && queue.capacity() > KEPT_CAPACITY {
-            *queue = Queue::new();
-        }
+        give_up_memory(&mut queue);
         Some(waiter)
     }
 
@@ -247,4 +246,10 @@ impl Gate {
         }
         false
     }
+}
+
+/// Takes the memory of a long line that has ended.
+fn give_up_memory(queue: &mut Queue) -> Option<Queue> {
+    let spent = queue.is_empty() && queue.capacity() > KEPT_CAPACITY;
+    spent.then(|| std::mem::take(queue))
 }

@@ -1,12 +1,19 @@
 //! What the entries of one limiter share: a clock, and who waits for the end.
 
-use std::time::Duration;
+use std::{
+    future::poll_fn,
+    task::{Poll, Waker, ready},
+    time::Duration,
+};
 
-use tokio::{sync::Notify, time::Instant};
+use tokio::time::Instant;
 
 use crate::{
     backoff::Backoff,
+    gate::Gate,
     reject::{RejectReason, Rejected},
+    sync::{Arc, Mutex, lock},
+    waiter::{Outcome, Waiter},
 };
 
 /// What the clock of a limiter shows when it is made: 36 years, so that it can go back from there.
@@ -16,7 +23,8 @@ const EPOCH: u64 = 1 << 60;
 #[derive(Debug)]
 pub(crate) struct Home {
     born: Instant,
-    pub(crate) drained: Notify,
+    // Who waits for a gate to be idle.
+    drains: Mutex<Vec<Arc<Waiter>>>,
     refusals: Backoff,
 }
 
@@ -24,7 +32,7 @@ impl Home {
     pub(crate) fn new() -> Self {
         Self {
             born: Instant::now(),
-            drained: Notify::new(),
+            drains: Mutex::new(Vec::new()),
             refusals: Backoff::new(),
         }
     }
@@ -51,5 +59,50 @@ impl Home {
 
     pub(crate) fn second(&self) -> u32 {
         u32::try_from(self.now() / 1_000_000_000).unwrap_or(u32::MAX)
+    }
+
+    /// Resolves when nothing is in flight behind `gate`; tells whether anything was.
+    pub(crate) async fn idle(&self, gate: &Gate) -> bool {
+        let mut listening: Option<Arc<Waiter>> = None;
+        let mut was_busy = false;
+        poll_fn(|cx| {
+            loop {
+                if let Some(waiter) = &listening {
+                    ready!(waiter.poll(cx));
+                }
+                // Listens first, so as not to miss what happens after the look.
+                let waiter = self.listen(cx.waker().clone());
+                if !gate.watch() {
+                    return Poll::Ready(was_busy);
+                }
+                was_busy = true;
+                listening = Some(waiter);
+            }
+        })
+        .await
+    }
+
+    /// Wakes all who wait for a gate to be idle, to look again.
+    #[cold]
+    pub(crate) fn tell_idle(&self) {
+        let drains = std::mem::take(&mut *lock(&self.drains));
+        for waiter in &drains {
+            waiter.decide(Outcome::Granted);
+            waiter.wake();
+        }
+    }
+
+    fn listen(&self, waker: Waker) -> Arc<Waiter> {
+        let waiter = Arc::new(Waiter::new(0, waker));
+        let mut drains = lock(&self.drains);
+        // Those whose future was dropped.
+        let (kept, gone) = drains
+            .drain(..)
+            .partition::<Vec<_>, _>(|waiter| Arc::strong_count(waiter) > 1);
+        *drains = kept;
+        drains.push(Arc::clone(&waiter));
+        drop(drains);
+        drop(gone);
+        waiter
     }
 }

@@ -66,8 +66,29 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     /// Answers refused requests with what `on_reject` makes of the refusal: a closure
     /// `Fn(&Rejected) -> http::Response<B>`, where `B` is the body of the inner service.
     ///
-    /// The response is marked by a [`Rejected`] in its extensions all the same.
-    pub fn on_reject<G>(self, on_reject: G) -> TenantConcurrencyLayer<K, X, Http<G>> {
+    /// It is asked for every refusal, those with 503 and 400 too: [`Rejected::status`] tells. The
+    /// response is marked by a [`Rejected`] in its extensions, and has a `Retry-After` unless it
+    /// brings its own, all the same.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use axum::body::Body;
+    /// use http::Response;
+    /// use tower_tenant::{Rejected, TenantConcurrencyLayer, header};
+    ///
+    /// let layer = TenantConcurrencyLayer::<String, _>::new(4, header("x-tenant-id"))
+    ///     .http()
+    ///     .on_reject(|rejected: &Rejected| {
+    ///         let mut response = Response::new(Body::from(rejected.to_string()));
+    ///         *response.status_mut() = rejected.status();
+    ///         response
+    ///     });
+    /// ```
+    pub fn on_reject<G, B>(self, on_reject: G) -> TenantConcurrencyLayer<K, X, Http<G>>
+    where
+        G: Fn(&Rejected) -> Response<B>,
+    {
         self.map_face(|face| Http {
             hold: face.hold,
             on_reject,
@@ -103,32 +124,33 @@ pub struct Problem(());
 
 impl<B> OnReject<B> for Problem {
     fn respond(&self, rejected: &Rejected) -> Response<ResponseBody<B>> {
-        let status = status(rejected.reason());
+        let status = rejected.status();
         let mut response = Response::new(ResponseBody::text(problem(status, rejected)));
         *response.status_mut() = status;
-        let headers = response.headers_mut();
-        headers.insert(
+        response.headers_mut().insert(
             header::CONTENT_TYPE,
             HeaderValue::from_static("application/problem+json"),
         );
-        if let Some(delay) = rejected.retry_after() {
-            headers.insert(header::RETRY_AFTER, delay.as_secs().into());
-        }
         response
     }
 }
 
-fn status(reason: RejectReason) -> StatusCode {
-    match reason {
-        RejectReason::AtLimit
-        | RejectReason::QueueFull
-        | RejectReason::WaitExpired
-        | RejectReason::Paused => StatusCode::TOO_MANY_REQUESTS,
-        RejectReason::AtCapacity
-        | RejectReason::CapacityQueueFull
-        | RejectReason::Closed
-        | RejectReason::TableFull => StatusCode::SERVICE_UNAVAILABLE,
-        RejectReason::MissingTenant | RejectReason::InvalidTenant => StatusCode::BAD_REQUEST,
+impl Rejected {
+    /// Returns the status that goes with the refusal: 429 for the tenant's own limit, queue or
+    /// wait, 503 for what is not up to the tenant, 400 for a request without a usable tenant.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        match self.reason() {
+            RejectReason::AtLimit
+            | RejectReason::QueueFull
+            | RejectReason::WaitExpired
+            | RejectReason::Paused => StatusCode::TOO_MANY_REQUESTS,
+            RejectReason::AtCapacity
+            | RejectReason::CapacityQueueFull
+            | RejectReason::Closed
+            | RejectReason::TableFull => StatusCode::SERVICE_UNAVAILABLE,
+            RejectReason::MissingTenant | RejectReason::InvalidTenant => StatusCode::BAD_REQUEST,
+        }
     }
 }
 
@@ -169,6 +191,10 @@ where
 
     fn refuse(&self, rejected: Rejected) -> Result<Self::Response, E> {
         let mut response = self.on_reject.respond(&rejected);
+        if let Some(delay) = rejected.retry_after() {
+            let header = response.headers_mut().entry(header::RETRY_AFTER);
+            header.or_insert_with(|| delay.as_secs().into());
+        }
         response.extensions_mut().insert(rejected);
         Ok(response)
     }

@@ -65,7 +65,7 @@ impl FromHeader {
         if !(1..=self.max_len).contains(&value.len()) {
             return None;
         }
-        // `to_str` asks the same of each byte by itself.
+        // The same check as that of `to_str`, which goes byte by byte.
         let text = std::str::from_utf8(value.as_bytes()).ok()?;
         text.is_ascii().then_some(text)
     }

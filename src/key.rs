@@ -7,8 +7,8 @@ use crate::reject::RejectReason;
 /// Takes the id of the tenant out of a request.
 ///
 /// A closure `Fn(&Req) -> Option<Key>` is one, [`borrowed`] makes one of a closure that returns a
-/// reference into the request, and with the feature `http` there are [`header`](crate::header) and
-/// [`extension`](crate::extension). It is asked once for each request, under no lock.
+/// reference into the request, and with the feature `http` there are `header` and
+/// `extension`. It is asked once for each request, under no lock.
 ///
 /// An id never holds on to the request: what is kept of a tenant is an owned `Key`, made when the
 /// tenant starts to be tracked. Let it own what it refers to: with a `&'static str` as key the

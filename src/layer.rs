@@ -21,7 +21,7 @@ use crate::{
 /// make, share their limits. Wrapping a service clones a handle and does nothing else.
 ///
 /// `K` is the id of a tenant, `X` takes it out of a request ([`ExtractTenant`]), and `F` is how a
-/// refusal looks: an error ([`Errors`], for any request) or, by [`http`](Self::http), a response.
+/// refusal looks: an error ([`Errors`], for any request) or, by `http`, a response.
 ///
 /// [`ExtractTenant`]: crate::ExtractTenant
 ///

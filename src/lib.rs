@@ -7,7 +7,7 @@
 //!
 //! # Examples
 //!
-//! An axum server; [`http`](TenantConcurrencyLayer::http) makes refusals responses:
+//! An axum server; `http` makes refusals responses:
 //!
 //! ```
 //! # #[cfg(feature = "http")] {
@@ -36,6 +36,7 @@ mod backoff;
 #[cfg(feature = "http")]
 mod body;
 mod capacity;
+mod contain;
 mod entry;
 mod error;
 mod evict;

@@ -5,7 +5,6 @@ use std::{
     fmt,
     hash::Hash,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    pin::pin,
     sync::{self, OnceLock},
     time::Duration,
 };
@@ -13,11 +12,12 @@ use std::{
 use crate::{
     acquire::{Acquire, Attempt, attempt},
     capacity::Capacity,
-    entry::{Entry, Held, Tracked},
+    contain::dispose,
+    entry::{Entry, Held, Tenant, Tracked},
     evict::Evictor,
     exceptions::Exceptions,
     home::Home,
-    limits::{LimitBook, Limits},
+    limits::{Draft, LimitBook, Limits},
     overflow::Overflow,
     permit::Permit,
     pool::{Pool, Share},
@@ -33,7 +33,7 @@ use crate::{
 /// Clones share all state but the [`Overflow`] policy, which each handle has for itself. A tenant
 /// is anything that is `Hash + Eq + Clone + Send + Sync + 'static`; it is tracked from its first
 /// request until it was idle for as long as the [`Evictor`] allows. A tracked tenant costs about
-/// 130 bytes and its key.
+/// 128 bytes and its key.
 ///
 /// # Examples
 ///
@@ -210,7 +210,7 @@ impl<K> TenantLimiter<K> {
 
     /// Returns the figures of the requests that name no tenant and share a limit.
     #[must_use]
-    pub fn nameless_stats(&self) -> Stats {
+    pub fn missing_stats(&self) -> Stats {
         self.shared.nameless().entry.gate.word().into()
     }
 
@@ -229,7 +229,7 @@ impl<K> TenantLimiter<K> {
     }
 
     pub(crate) fn evict_idle_after(&self, ttl: Duration) -> usize {
-        let now = self.shared.home.now();
+        let now = || self.shared.home.now();
         (0..self.shared.table.shards())
             .map(|shard| self.shared.table.sweep(shard, now, ttl).evicted)
             .sum()
@@ -243,11 +243,17 @@ impl<K> TenantLimiter<K> {
         // An entry that is not in the table yet will not get there open.
         self.shared.limits.raise_edition();
         self.shared.nameless().entry.close();
-        for entries in self.shared.table.entries(|_| true) {
+        for entries in self.shared.table.entries() {
             for tracked in entries {
                 tracked.entry.close();
             }
         }
+    }
+
+    /// Returns whether the limiter was closed.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.shared.closed.load(Ordering::Acquire)
     }
 
     /// Resolves when nothing is in flight.
@@ -258,16 +264,37 @@ impl<K> TenantLimiter<K> {
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{RejectReason, TenantLimiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let limiter = TenantLimiter::<u64>::new(4);
+    /// let running = limiter.try_acquire(&7).unwrap();
+    ///
+    /// limiter.close();
+    /// let refused = limiter.try_acquire(&7).unwrap_err();
+    /// assert_eq!(refused.reason(), RejectReason::Closed);
+    ///
+    /// drop(running);
+    /// limiter.drain().await;
+    /// # }
+    /// ```
     pub async fn drain(&self) {
         while self.drain_once().await {}
     }
 
     /// Waits for each tenant in turn. `false` if there was nothing to wait for.
     async fn drain_once(&self) -> bool {
-        let mut waited = self.shared.idle(&self.shared.nameless().entry).await;
-        for entries in self.shared.table.entries(Entry::is_busy) {
-            for tracked in entries {
-                waited |= self.shared.idle(&tracked.entry).await;
+        let nameless = &self.shared.nameless().entry.gate;
+        let mut waited = self.shared.home.idle(nameless).await;
+        for shard in 0..self.shared.table.shards() {
+            // One at a time: those that are idle meanwhile may be evicted.
+            while let Some(busy) = self.shared.table.find(shard, Entry::is_busy) {
+                waited |= self.shared.home.idle(&busy.entry.gate).await;
             }
         }
         waited
@@ -277,7 +304,7 @@ impl<K> TenantLimiter<K> {
         self.overflow
     }
 
-    /// The same for a request without a tenant.
+    /// Does for a request without a tenant what [`attempt`](Self::attempt) does for others.
     pub(crate) fn attempt_nameless(&self) -> Result<Attempt, Rejected> {
         attempt(Arc::clone(self.shared.nameless()), self.overflow.places())
     }
@@ -291,7 +318,7 @@ impl<K> TenantLimiter<K> {
 
     /// Lets a request pass unlimited, unless the limiter is closed.
     pub(crate) fn bypass(&self) -> Result<(), Rejected> {
-        if self.shared.closed.load(Ordering::Acquire) {
+        if self.is_closed() {
             return Err(self.shared.home.reject(RejectReason::Closed));
         }
         self.shared.bypassed.fetch_add(1, Ordering::Relaxed);
@@ -306,6 +333,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// [`Rejected`] if the tenant is at its limit or paused, the limiter is closed, or the tenant
     /// is new and the table is full.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the tenant is new and the function of [`Limits::by`] panics.
     pub fn try_acquire<Q>(&self, tenant: &Q) -> Result<Permit, Rejected>
     where
         K: Borrow<Q>,
@@ -323,6 +354,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// [`Rejected`] if no permit came free in the time and queue that the policy allows, and in the
     /// cases of [`try_acquire`](Self::try_acquire).
+    ///
+    /// # Panics
+    ///
+    /// Panics if the tenant is new and the function of [`Limits::by`] panics.
     ///
     /// # Cancel safety
     ///
@@ -364,8 +399,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let tracked = self.shared.get(tenant)?;
-        Some(tracked.entry.gate.word().into())
+        let hash = self.shared.table.hash(tenant);
+        // Looking at a tenant does not hold it.
+        let word = |entry: &Entry| Some(entry.gate.word());
+        let word = self.shared.table.get_unless(hash, tenant, word).err()?;
+        Some(word.into())
     }
 
     /// Returns how many requests of `tenant` are in flight.
@@ -392,7 +430,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// A raise admits waiters at once. A cut takes effect as requests end, before any waiter is
     /// admitted; nothing in flight is revoked. Setting [`Limits::by`] again asks the function again
-    /// for each tracked tenant.
+    /// for each tracked tenant; a tenant makes no room for others while it is asked about.
     ///
     /// # Panics
     ///
@@ -400,10 +438,14 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     pub fn set_limits(&self, limits: impl Into<Limits<K>>) {
         self.shared.limits.set(limits.into());
         let mut panicked = None;
-        for entries in self.shared.table.entries(|_| true) {
+        for entries in self.shared.table.entries() {
             for tracked in entries {
                 let update = AssertUnwindSafe(|| self.shared.update_limit(&tracked));
-                panicked = catch_unwind(update).err().or(panicked);
+                match (catch_unwind(update), &panicked) {
+                    (Ok(()), _) => {}
+                    (Err(panic), None) => panicked = Some(panic),
+                    (Err(panic), Some(_)) => dispose(panic),
+                }
             }
         }
         if let Some(panic) = panicked {
@@ -495,7 +537,7 @@ impl<K> Shared<K> {
             Arc::new(Tracked {
                 hash: 0,
                 entry: Entry::new(limit, share, sync::Arc::clone(&self.home)),
-                tenant: (),
+                tenant: Tenant::new(()),
             })
         })
     }
@@ -526,14 +568,15 @@ impl<K> Shared<K> {
         let new = Arc::new(Tracked {
             hash,
             entry: Entry::new(0, self.share_of(&tenant), sync::Arc::clone(&self.home)),
-            tenant,
+            tenant: Tenant::new(tenant),
         });
+        let mut draft = Draft::default();
         loop {
             let edition = self.limits.edition();
             if self.closed.load(Ordering::Acquire) {
                 return Err(self.home.reject(RejectReason::Closed));
             }
-            let limit = self.limits.of(&new.tenant);
+            let limit = self.limits.of(&new.tenant, &mut draft);
             new.entry.set_limit(limit, || true);
             match self.table.add(&new, || self.limits.edition() == edition) {
                 Added::Tracked(tracked) => return Ok(tracked),
@@ -558,26 +601,14 @@ impl<K> Shared<K> {
     where
         K: Hash + Eq,
     {
+        let mut draft = Draft::default();
         loop {
             let edition = self.limits.edition();
-            let limit = self.limits.of(&tracked.tenant);
+            let limit = self.limits.of(&tracked.tenant, &mut draft);
             let still = || self.limits.edition() == edition;
             if tracked.entry.set_limit(limit, still) {
                 return;
             }
-        }
-    }
-
-    /// Resolves when nothing is in flight; tells whether anything was.
-    async fn idle(&self, entry: &Entry) -> bool {
-        let mut was_busy = false;
-        loop {
-            let drained = pin!(self.home.drained.notified());
-            if !entry.gate.watch() {
-                return was_busy;
-            }
-            was_busy = true;
-            drained.await;
         }
     }
 }
@@ -597,7 +628,7 @@ impl<K: Send + Sync + 'static> Sweep for Shared<K> {
 
     fn sweep(&self, shard: usize) -> usize {
         let ttl = self.sweeper.evictor().ttl();
-        self.table.sweep(shard, self.home.now(), ttl).looked_at
+        self.table.sweep(shard, || self.home.now(), ttl).looked_at
     }
 }
 

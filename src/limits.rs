@@ -3,6 +3,7 @@
 use std::{borrow::Borrow, fmt, hash::Hash, sync};
 
 use crate::{
+    entry::Tenant,
     exceptions::Exceptions,
     sync::{AtomicU64, Ordering, RwLock, read, write},
     word,
@@ -34,7 +35,7 @@ type Function<K> = dyn Fn(&K) -> usize + Send + Sync;
 
 impl<K> Limits<K> {
     /// Asks `limit` for each request of a tenant that is not tracked yet, and for each tracked
-    /// tenant whenever the limits are set.
+    /// tenant whenever the limits are set, which it must not do itself.
     ///
     /// It runs under no lock. Should it panic, the request that asked fails with the panic, and
     /// nothing else changes.
@@ -81,7 +82,13 @@ pub(crate) struct LimitBook<K> {
     // Raised after each change and before it is applied: a limit that was worked out at an older
     // edition must not be put in force.
     edition: AtomicU64,
+    // Raised when the limits for all are replaced: only then is their function asked again.
+    issue: AtomicU64,
 }
+
+/// What the limits for all say of one tenant, and which issue of them.
+#[derive(Default)]
+pub(crate) struct Draft(Option<(u64, usize)>);
 
 impl<K> LimitBook<K> {
     pub(crate) fn new(limits: Limits<K>) -> Self {
@@ -89,6 +96,7 @@ impl<K> LimitBook<K> {
             limits: RwLock::new(limits),
             exceptions: Exceptions::new(),
             edition: AtomicU64::new(0),
+            issue: AtomicU64::new(0),
         }
     }
 
@@ -102,6 +110,7 @@ impl<K> LimitBook<K> {
 
     pub(crate) fn set(&self, limits: Limits<K>) {
         let stale = std::mem::replace(&mut *write(&self.limits), limits);
+        self.issue.fetch_add(1, Ordering::AcqRel);
         self.raise_edition();
         drop(stale);
     }
@@ -123,14 +132,28 @@ impl<K> LimitBook<K> {
         self.raise_edition();
     }
 
-    pub(crate) fn of(&self, tenant: &K) -> usize
+    /// The limit of a tenant. The draft is that of an earlier attempt, or empty.
+    pub(crate) fn of(&self, tenant: &Tenant<K>, draft: &mut Draft) -> usize
     where
         K: Hash + Eq,
     {
-        let limit = self.exceptions.get(tenant).unwrap_or_else(|| {
-            let limits = read(&self.limits).clone();
-            limits.of(tenant)
-        });
-        limit.min(word::MAX)
+        let Some(tenant) = tenant.key() else { return 0 };
+        let limit = self.exceptions.get(tenant);
+        limit
+            .unwrap_or_else(|| self.common(tenant, draft))
+            .min(word::MAX)
+    }
+
+    fn common(&self, tenant: &K, draft: &mut Draft) -> usize {
+        let issue = self.issue.load(Ordering::Acquire);
+        match draft.0 {
+            Some((known, limit)) if known == issue => limit,
+            _ => {
+                let limits = read(&self.limits).clone();
+                let limit = limits.of(tenant);
+                draft.0 = Some((issue, limit));
+                limit
+            }
+        }
     }
 }

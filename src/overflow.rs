@@ -34,9 +34,10 @@ impl Overflow {
     /// Lets up to `len` requests of each tenant wait, for
     /// [`DEFAULT_MAX_WAIT`](Self::DEFAULT_MAX_WAIT) at most, in the order of their arrival.
     ///
-    /// A request that has to wait arrives when its future is polled for the first time; one that
-    /// finds room, or the queue full, when the service is called is admitted or refused then. 0 is the same as
-    /// [`shed`](Self::shed); more than 1 048 575 is that.
+    /// A request that finds room, or a full queue, is admitted or refused when the service is
+    /// called. One that has to wait joins the queue when its future is first polled.
+    ///
+    /// 0 is the same as [`shed`](Self::shed). Numbers above 1 048 575 are taken as that.
     #[must_use]
     pub const fn queue(len: usize) -> Self {
         Self {
@@ -48,8 +49,9 @@ impl Overflow {
     /// Bounds how long a request waits, by tokio's clock.
     ///
     /// [`Duration::ZERO`] is the same as [`shed`](Self::shed). [`Duration::MAX`] waits for as long
-    /// as it takes; any other bound needs a tokio runtime with its time driver enabled, without
-    /// which a request that would have to wait is refused as if its time were up.
+    /// as it takes. Any other bound needs a tokio runtime with its time driver enabled; without it,
+    /// a request that would have to wait is refused as if its time were up, and tokio's panic for
+    /// want of a driver is caught, which the panic hook sees and `panic = "abort"` does not allow.
     #[must_use]
     pub const fn max_wait(self, max_wait: Duration) -> Self {
         Self { max_wait, ..self }

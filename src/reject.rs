@@ -117,20 +117,21 @@ impl Rejected {
         self.reason
     }
 
-    /// Returns the limit of the tenant, or 0 if the request was refused before its tenant was
-    /// known.
+    /// Returns the limit of the tenant, or 0 if it is paused, or was not known or not tracked yet.
     #[must_use]
     pub fn limit(&self) -> usize {
         self.limit as usize
     }
 
-    /// Returns how many requests of the tenant were in flight when this one was refused.
+    /// Returns how many requests of the tenant were in flight when this one was refused, or 0 if
+    /// its tenant was not known or not tracked yet.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.in_flight as usize
     }
 
-    /// Returns how many requests of the tenant were waiting when this one was refused.
+    /// Returns how many requests of the tenant were waiting when this one was refused, or 0 if its
+    /// tenant was not known or not tracked yet.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting as usize

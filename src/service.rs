@@ -4,6 +4,7 @@ use std::{
     borrow::Borrow,
     fmt,
     hash::Hash,
+    mem::ManuallyDrop,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -12,6 +13,7 @@ use tower_service::Service;
 
 use crate::{
     acquire::{Acquire, Attempt},
+    contain::contain,
     entry::Held,
     face::Face,
     future::ResponseFuture,
@@ -88,32 +90,47 @@ where
 
     fn call(&mut self, req: Req) -> Self::Future {
         let face = &self.settings.face;
+        let readied = Readied(&mut self.inner);
         match self.settings.decide(&req) {
             Ok(Passage::Open(permit)) => {
-                ResponseFuture::running(self.inner.call(req), face.ending(), permit)
+                ResponseFuture::running(readied.call(req), face.ending(), permit)
             }
             Ok(Passage::Waits(held)) => {
+                drop(readied);
                 let acquire = Acquire::new(held, self.settings.limiter.policy());
-                let waiting =
-                    ResponseFuture::waiting(self.inner.clone(), req, acquire, face.clone());
-                self.give_up_readiness();
-                waiting
+                ResponseFuture::waiting(self.inner.clone(), req, acquire, face.clone())
             }
             Err(rejected) => {
-                let refused = ResponseFuture::refused(face.refuse(rejected));
-                self.give_up_readiness();
-                refused
+                drop(readied);
+                ResponseFuture::refused(face.refuse(rejected))
             }
         }
     }
 }
 
-impl<S: Clone, K, X, F> TenantConcurrency<S, K, X, F> {
-    /// Lets go of what being ready holds in the inner service, such as a slot of a shared limit.
-    ///
-    /// The caller may leave this service alone after the call, for as long as it likes.
-    fn give_up_readiness(&mut self) {
-        self.inner = self.inner.clone();
+/// The inner service, ready for one call.
+///
+/// If it is not called, because the request is not admitted or code of the user panicked, a clone
+/// takes its place: it may hold something, such as a slot of a shared limit, and the caller may
+/// leave the service alone after the call for as long as it likes.
+struct Readied<'s, S: Clone>(&'s mut S);
+
+impl<S: Clone> Readied<'_, S> {
+    #[inline]
+    fn call<Req>(self, req: Req) -> S::Future
+    where
+        S: Service<Req>,
+    {
+        let mut this = ManuallyDrop::new(self);
+        this.0.call(req)
+    }
+}
+
+impl<S: Clone> Drop for Readied<'_, S> {
+    fn drop(&mut self) {
+        if let Some(unready) = contain(|| self.0.clone()) {
+            *self.0 = unready;
+        }
     }
 }
 

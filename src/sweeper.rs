@@ -40,6 +40,9 @@ pub(crate) fn ensure<T: Sweep>(target: &Arc<T>) {
 
 #[cold]
 fn start<T: Sweep>(target: &Arc<T>) {
+    if target.is_empty() {
+        return;
+    }
     let Ok(runtime) = Handle::try_current() else {
         return;
     };

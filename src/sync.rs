@@ -12,11 +12,8 @@ pub(crate) use loom::sync::{
     atomic::{AtomicBool, AtomicU64, AtomicUsize},
 };
 
+use std::sync::PoisonError;
 pub(crate) use std::sync::atomic::Ordering;
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::PoisonError,
-};
 
 // A poisoned lock is entered all the same: under these locks every step leaves the data whole, and
 // the only code of a user that can panic there is `Eq` of a tenant.
@@ -31,11 +28,4 @@ pub(crate) fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
 
 pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Runs code of a user whose panic must not stop what comes after it; the panic hook reports it.
-///
-/// `None` means that it panicked.
-pub(crate) fn contain<R>(user: impl FnOnce() -> R) -> Option<R> {
-    catch_unwind(AssertUnwindSafe(user)).ok()
 }

@@ -14,7 +14,7 @@ use hashbrown::HashTable;
 
 use crate::{
     entry::{Entry, Tracked},
-    sync::{Arc, AtomicUsize, Ordering, RwLock, contain, read, write},
+    sync::{Arc, AtomicUsize, Ordering, RwLock, read, write},
 };
 
 /// At a million tenants a shard has 4 000, which is looked through in a fraction of a millisecond.
@@ -41,6 +41,7 @@ pub(crate) struct Table<K> {
     shards: Box<[Shard<K>]>,
     len: AtomicUsize,
     max: AtomicUsize,
+    // Where the next search for an idle tenant starts: bucket * SHARDS + shard.
     hand: AtomicUsize,
 }
 
@@ -135,7 +136,11 @@ impl<K> Table<K> {
         K: Eq,
     {
         let mut entries = write(self.shard(new.hash));
-        if let Some(tracked) = find(&entries, new.hash, &new.tenant) {
+        let known = new
+            .tenant
+            .key()
+            .and_then(|key| find(&entries, new.hash, key));
+        if let Some(tracked) = known {
             return Added::Tracked(Arc::clone(tracked));
         }
         if !still() {
@@ -197,24 +202,26 @@ impl<K> Table<K> {
         let (evicted, _) = occupied.remove();
         self.len.fetch_sub(1, Ordering::SeqCst);
         drop(entries);
-        contain(|| drop(evicted));
+        drop(evicted);
         true
     }
 
     /// Evicts from one shard what was idle for all of `ttl`.
-    pub(crate) fn sweep(&self, shard: usize, now: u64, ttl: Duration) -> Swept {
+    pub(crate) fn sweep(&self, shard: usize, now: impl Fn() -> u64, ttl: Duration) -> Swept {
         let shard = &self.shards[shard].0;
-        let (looked_at, expired) = look_at(&read(shard), now, ttl);
+        let entries = read(shard);
+        // Not before the lock: who was released meanwhile has not been idle since.
+        let now = now();
+        let (looked_at, expired) = look_at(&entries, now, ttl);
+        drop(entries);
         // Most sweeps of most shards find nothing, and need not keep known tenants waiting.
         if !expired {
             let evicted = 0;
             return Swept { looked_at, evicted };
         }
+        // Dropped after the lock, since the tenants are the user's.
         let expired = self.evict_expired(&mut write(shard), now, ttl);
         let evicted = expired.len();
-        for tracked in expired {
-            contain(|| drop(tracked));
-        }
         Swept { looked_at, evicted }
     }
 
@@ -240,16 +247,21 @@ impl<K> Table<K> {
         SHARDS
     }
 
-    /// The entries that are `wanted`, one shard after the other. Holding them keeps them tracked.
-    pub(crate) fn entries(
+    /// The entries, one shard after the other. Holding them keeps them tracked.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = Vec<Arc<Tracked<K>>>> {
+        let entries = |shard: &Shard<K>| read(&shard.0).iter().cloned().collect();
+        self.shards.iter().map(entries)
+    }
+
+    /// An entry of one shard that is `wanted`.
+    pub(crate) fn find(
         &self,
+        shard: usize,
         wanted: impl Fn(&Entry) -> bool,
-    ) -> impl Iterator<Item = Vec<Arc<Tracked<K>>>> {
-        self.shards.iter().map(move |shard| {
-            let entries = read(&shard.0);
-            let wanted = entries.iter().filter(|tracked| wanted(&tracked.entry));
-            wanted.cloned().collect()
-        })
+    ) -> Option<Arc<Tracked<K>>> {
+        let entries = read(&self.shards[shard].0);
+        let found = entries.iter().find(|tracked| wanted(&tracked.entry));
+        found.cloned()
     }
 
     fn shard(&self, hash: u64) -> &RwLock<Entries<K>> {
@@ -264,7 +276,8 @@ where
     Q: Eq + ?Sized,
 {
     entries.find(hash, |tracked| {
-        tracked.hash == hash && tracked.tenant.borrow() == tenant
+        let same = |key: &K| key.borrow() == tenant;
+        tracked.hash == hash && tracked.tenant.key().is_some_and(same)
     })
 }
 

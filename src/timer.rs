@@ -9,7 +9,7 @@ use std::{
 
 use tokio::{runtime::Handle, time::Sleep};
 
-use crate::sync::contain;
+use crate::contain::contain;
 
 /// A timer, or `None` where none can run: outside a tokio runtime, or without its time driver.
 pub(crate) fn sleep(duration: Duration) -> Option<Sleep> {

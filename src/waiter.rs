@@ -2,17 +2,21 @@
 
 use std::task::{Context, Poll, Waker};
 
-use crate::sync::{Mutex, contain, lock};
+use crate::{
+    contain::contain,
+    sync::{Mutex, lock},
+    word::Word,
+};
 
 /// What became of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// A slot was taken on behalf of the waiter.
     Granted,
-    /// The gate was closed or paused; no slot was taken.
-    Refused,
+    /// The gate was closed or paused, as the word shows; no slot was taken.
+    Refused(Word),
     /// All places to wait were taken, and it was the turn of its tenant to give one up.
-    Displaced,
+    Displaced(Word),
 }
 
 #[derive(Debug)]

@@ -82,7 +82,7 @@ impl Word {
         self.0 & WAITING != 0 && self.has_room()
     }
 
-    /// A newcomer may neither enter nor wait behind `queue - 1` others at most.
+    /// A newcomer may neither enter nor join a queue of `queue` places.
     #[inline]
     pub(crate) fn refuses(self, queue: usize) -> bool {
         self.is_closed() || self.limit() == 0 || (!self.has_room() && self.waiting() >= queue)

@@ -347,13 +347,13 @@ fn closing_refuses_all_who_wait_and_all_who_come() {
         );
     }
     assert_eq!((limiter.in_flight(&"T"), limiter.waiting(&"T")), (1, 0));
-    assert_eq!(limiter.nameless_stats().waiting, 0);
+    assert_eq!(limiter.missing_stats().waiting, 0);
     gate.let_out(3);
     for request in &mut running {
         assert_ready_ok!(request.poll());
     }
     drop((running, waiting, arriving));
-    assert_eq!(limiter.nameless_stats().in_flight, 0);
+    assert_eq!(limiter.missing_stats().in_flight, 0);
     forget_idle(limiter);
     assert_eq!(limiter.tracked(), 0);
     // Neither a new entry nor a new limit opens it again.

@@ -845,7 +845,7 @@ async fn a_response_made_by_on_reject_replaces_ours_and_is_marked() {
         let refused = wire::get(addr, version, "/work", "T").await;
         assert_eq!(refused.status, StatusCode::IM_A_TEAPOT);
         assert_eq!(refused.body, "1 of 1");
-        assert_eq!(retry_after(&refused), None);
+        assert_eq!(retry_after(&refused), Some(1));
         drop(held);
         let served = wire::get(addr, version, "/work", "T").await;
         assert_eq!(served.status, StatusCode::OK);
