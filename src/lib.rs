@@ -39,6 +39,8 @@ mod entry;
 mod error;
 mod evict;
 mod face;
+#[cfg_attr(any(not(test), tenant_loom), expect(dead_code))]
+mod fair;
 mod future;
 mod gate;
 #[cfg(feature = "http")]

@@ -1,0 +1,313 @@
+//! Who is next when capacity is shared: max-min fair in slots held, per weight, on two levels.
+//!
+//! The next free slot goes to the waiting member with the fewest running requests per weight. Ties
+//! go to the one with the least slot-time per weight attained since the crowding began, then to
+//! the one that has been passed for longest. A member that starts to want more catches up to the
+//! level of its group: time in which it wanted nothing earns it nothing.
+//!
+//! The level is what the member served last had attained, and between two such moments it rises
+//! as fast as a fair share would. So a stream of passing tenants, who all start at the level,
+//! cannot pass for ever those who have attained a little more.
+//!
+//! A member is a tenant, or an owner of tenants; the rule runs between the members of the top
+//! level first, then between the tenants of the owner chosen. Each step costs O(log n). A member
+//! that wants nothing and has no lead is forgotten. There is no clock, lock or request in here:
+//! the caller tells what happened and when.
+
+mod group;
+mod member;
+#[cfg(all(test, not(tenant_loom)))]
+mod oracle;
+#[cfg(all(test, not(tenant_loom)))]
+mod simulation;
+#[cfg(all(test, not(tenant_loom)))]
+mod tests;
+
+use slab::Slab;
+
+use self::{group::Group, member::Member};
+
+/// Names a member; stale once the member is forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Id {
+    index: usize,
+    birth: u64,
+}
+
+/// Divides the slots between tenants (which carry a `T` while they wait) and owners.
+///
+/// What is done to a forgotten member does nothing. Times are nanoseconds; one that goes back
+/// counts as standing still.
+#[derive(Debug)]
+pub(crate) struct Fair<T> {
+    members: Slab<Member<T>>,
+    top: Group,
+    /// The tenants of each owner.
+    groups: Slab<Group>,
+    births: u64,
+    turns: u64,
+}
+
+impl<T> Fair<T> {
+    pub(crate) fn new() -> Self {
+        Self {
+            members: Slab::new(),
+            top: Group::default(),
+            groups: Slab::new(),
+            births: 0,
+            turns: 0,
+        }
+    }
+
+    /// Forgets all members: the crowding has ended.
+    pub(crate) fn clear(&mut self) {
+        self.top = Group::default();
+        self.groups = Slab::new();
+        self.members.clear();
+        if self.members.capacity() > 1024 {
+            self.members.shrink_to_fit();
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    pub(crate) fn contains(&self, id: Id) -> bool {
+        self.get(id).is_some()
+    }
+
+    /// Adds a tenant that has been running `running` requests since `since`.
+    pub(crate) fn add(&mut self, owner: Option<Id>, weight: u32, running: usize, since: u64) -> Id {
+        let mut member = Member::new(weight, running, since);
+        member.home = owner.and_then(|owner| self.get(owner)?.group);
+        member.owner = owner.filter(|_| member.home.is_some());
+        let id = self.insert(member);
+        if let Some(owner) = owner {
+            self.step_owner(owner, since, |_, _| {});
+        }
+        id
+    }
+
+    /// Adds an owner whose tenants, members or not, have been running `running` requests since
+    /// `since`.
+    pub(crate) fn add_owner(&mut self, weight: u32, running: usize, since: u64) -> Id {
+        let mut member = Member::new(weight, running, since);
+        member.group = Some(self.groups.insert(Group::default()));
+        self.insert(member)
+    }
+
+    /// One more request of the tenant waits. The tenant is `open` if it has room below its own
+    /// limit. The first waiter's ticket is kept for all of them.
+    pub(crate) fn wait(&mut self, id: Id, now: u64, open: bool, ticket: T) {
+        let turn = self.turn();
+        let tenant = |tenant: &mut Member<T>, _: &mut Group| {
+            tenant.open = open;
+            tenant.ticket.get_or_insert(ticket);
+            tenant.wait(turn);
+        };
+        self.change(id, now, tenant, |owner, _| owner.wait(turn));
+    }
+
+    /// `count` requests of the tenant wait no more. Gives the ticket back with the last.
+    pub(crate) fn stop_waiting(&mut self, id: Id, now: u64, count: usize) -> Option<T> {
+        let mut ticket = None;
+        let tenant = |tenant: &mut Member<T>, _: &mut Group| {
+            tenant.waiting = tenant.waiting.saturating_sub(count);
+            ticket = tenant.spare_ticket();
+        };
+        self.change(id, now, tenant, |owner, _| {
+            owner.waiting = owner.waiting.saturating_sub(count);
+        });
+        ticket
+    }
+
+    /// One request of the tenant that waited runs. Gives the ticket back with the last.
+    pub(crate) fn start(&mut self, id: Id, now: u64, open: bool) -> Option<T> {
+        let turn = self.turn();
+        let mut ticket = None;
+        let tenant = |tenant: &mut Member<T>, group: &mut Group| {
+            tenant.open = open;
+            group.serve(tenant, turn);
+            ticket = tenant.spare_ticket();
+        };
+        self.change(id, now, tenant, |owner, top| top.serve(owner, turn));
+        ticket
+    }
+
+    /// One request of the tenant runs that did not wait.
+    pub(crate) fn enter(&mut self, id: Id, now: u64, open: bool) {
+        let tenant = |tenant: &mut Member<T>, _: &mut Group| {
+            tenant.open = open;
+            tenant.running += 1;
+        };
+        self.change(id, now, tenant, |owner, _| owner.running += 1);
+    }
+
+    /// One request of the tenant has ended.
+    pub(crate) fn end(&mut self, id: Id, now: u64, open: bool) {
+        let tenant = |tenant: &mut Member<T>, _: &mut Group| {
+            tenant.open = open;
+            tenant.running = tenant.running.saturating_sub(1);
+        };
+        self.change(id, now, tenant, |owner, _| {
+            owner.running = owner.running.saturating_sub(1);
+        });
+    }
+
+    /// One request of the owner runs, of a tenant that is no member.
+    pub(crate) fn owner_enter(&mut self, id: Id, now: u64) {
+        self.step_owner(id, now, |owner, _| owner.running += 1);
+    }
+
+    /// One request of the owner has ended, of a tenant that is no member.
+    pub(crate) fn owner_end(&mut self, id: Id, now: u64) {
+        self.step_owner(id, now, |owner, _| {
+            owner.running = owner.running.saturating_sub(1);
+        });
+    }
+
+    /// The tenant has room below its own limit now, or has none.
+    pub(crate) fn set_open(&mut self, id: Id, now: u64, open: bool) {
+        self.change(id, now, |tenant, _| tenant.open = open, |_, _| {});
+    }
+
+    /// Changes the weight of a tenant or an owner.
+    pub(crate) fn set_weight(&mut self, id: Id, now: u64, weight: u32) {
+        let set = |member: &mut Member<T>, _: &mut Group| member.weight = weight.max(1);
+        match self.get(id).map(|member| member.group.is_some()) {
+            Some(true) => self.step_owner(id, now, set),
+            _ => self.change(id, now, set, |_, _| {}),
+        }
+    }
+
+    /// The tenant whose turn it is, among those that wait and are open.
+    pub(crate) fn next(&self) -> Option<(Id, &T)> {
+        self.descend(Group::first_ready)
+    }
+
+    /// The tenant with most waiting per weight, of the owner with most waiting per weight; of
+    /// equals the one whose backlog grew last.
+    pub(crate) fn longest(&self) -> Option<(Id, &T)> {
+        self.descend(Group::longest)
+    }
+
+    /// Whether one more waiting request would give the tenant, or its owner, at least as much
+    /// waiting per weight as [`longest`](Self::longest) has.
+    pub(crate) fn outweighs(&self, id: Id) -> bool {
+        let Some(member) = self.get(id) else {
+            return false;
+        };
+        let Some(owner) = member.owner.and_then(|owner| self.get(owner)) else {
+            return self.reaches(member, id.index, &self.top);
+        };
+        let (index, tenants) = (member.owner.map_or(0, |owner| owner.index), owner.group);
+        let reaches = self.reaches(owner, index, &self.top);
+        // Within the owner that is the longest already, its longest tenant is the one to beat.
+        if reaches && self.top.longest() == Some(index) {
+            return tenants.is_none_or(|group| self.reaches(member, id.index, &self.groups[group]));
+        }
+        reaches
+    }
+
+    fn reaches(&self, member: &Member<T>, index: usize, group: &Group) -> bool {
+        group.longest().is_none_or(|longest| {
+            longest == index || member.backlog_after_one() >= self.members[longest].backlog()
+        })
+    }
+
+    fn descend(&self, pick: impl Fn(&Group) -> Option<usize>) -> Option<(Id, &T)> {
+        let mut index = pick(&self.top)?;
+        if let Some(group) = self.members[index].group {
+            index = pick(&self.groups[group])?;
+        }
+        let member = &self.members[index];
+        let id = Id {
+            index,
+            birth: member.birth,
+        };
+        member.ticket.as_ref().map(|ticket| (id, ticket))
+    }
+
+    fn get(&self, id: Id) -> Option<&Member<T>> {
+        self.members
+            .get(id.index)
+            .filter(|member| member.birth == id.birth)
+    }
+
+    fn turn(&mut self) -> u64 {
+        self.turns += 1;
+        self.turns
+    }
+
+    fn insert(&mut self, mut member: Member<T>) -> Id {
+        self.births += 1;
+        member.birth = self.births;
+        let birth = member.birth;
+        let index = self.members.vacant_key();
+        let group = home(&mut self.top, &mut self.groups, member.home);
+        group.advance(member.since);
+        group.enlist(index, &member);
+        self.members.insert(member);
+        Id { index, birth }
+    }
+
+    /// Changes a tenant, then its owner.
+    fn change(
+        &mut self,
+        id: Id,
+        now: u64,
+        tenant: impl FnOnce(&mut Member<T>, &mut Group),
+        owner: impl FnOnce(&mut Member<T>, &mut Group),
+    ) {
+        let Some(member) = self.get(id) else { return };
+        let (home, outer) = (member.home, member.owner);
+        self.step(id, now, tenant);
+        self.forget_idle(home);
+        if let Some(outer) = outer {
+            self.step_owner(outer, now, owner);
+        }
+    }
+
+    fn step_owner(&mut self, id: Id, now: u64, change: impl FnOnce(&mut Member<T>, &mut Group)) {
+        let Some(group) = self.get(id).and_then(|owner| owner.group) else {
+            return;
+        };
+        let tenants = &self.groups[group];
+        let (open, running) = (tenants.first_ready().is_some(), tenants.running());
+        self.step(id, now, |owner, top| {
+            change(owner, top);
+            owner.open = open;
+            owner.running = owner.running.max(running);
+        });
+        self.forget_idle(None);
+    }
+
+    fn step(&mut self, id: Id, now: u64, change: impl FnOnce(&mut Member<T>, &mut Group)) {
+        let member = &mut self.members[id.index];
+        let group = home(&mut self.top, &mut self.groups, member.home);
+        let before = member.place();
+        group.advance(now);
+        member.advance(now);
+        change(member, group);
+        group.settle(id.index, member, before);
+    }
+
+    /// Forgets the members that want nothing and have no lead.
+    fn forget_idle(&mut self, group: Option<usize>) {
+        while let Some(index) = home(&mut self.top, &mut self.groups, group).pop_idle() {
+            let tenants = self.members.remove(index).group;
+            for index in tenants
+                .into_iter()
+                .flat_map(|group| self.groups.remove(group).idle())
+            {
+                self.members.remove(index);
+            }
+        }
+    }
+}
+
+/// The group a member belongs to.
+fn home<'a>(top: &'a mut Group, groups: &'a mut Slab<Group>, home: Option<usize>) -> &'a mut Group {
+    home.map_or(top, |group| &mut groups[group])
+}
