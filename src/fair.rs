@@ -157,12 +157,12 @@ impl<T> Fair<T> {
 
     /// One request of the owner runs, of a tenant that is no member.
     pub(crate) fn owner_enter(&mut self, id: Id, now: u64) {
-        self.step_owner(id, now, |owner, _| owner.running += 1);
+        self.change_owner(id, now, |owner, _| owner.running += 1);
     }
 
     /// One request of the owner has ended, of a tenant that is no member.
     pub(crate) fn owner_end(&mut self, id: Id, now: u64) {
-        self.step_owner(id, now, |owner, _| {
+        self.change_owner(id, now, |owner, _| {
             owner.running = owner.running.saturating_sub(1);
         });
     }
@@ -176,7 +176,7 @@ impl<T> Fair<T> {
     pub(crate) fn set_weight(&mut self, id: Id, now: u64, weight: u32) {
         let set = |member: &mut Member<T>, _: &mut Group| member.weight = weight.max(1);
         match self.get(id).map(|member| member.group.is_some()) {
-            Some(true) => self.step_owner(id, now, set),
+            Some(true) => self.change_owner(id, now, set),
             _ => self.change(id, now, set, |_, _| {}),
         }
     }
@@ -262,11 +262,16 @@ impl<T> Fair<T> {
     ) {
         let Some(member) = self.get(id) else { return };
         let (home, outer) = (member.home, member.owner);
-        self.step(id, now, tenant);
-        self.forget_idle(home);
+        self.step(id.index, now, tenant);
+        self.tidy(home, now);
         if let Some(outer) = outer {
-            self.step_owner(outer, now, owner);
+            self.change_owner(outer, now, owner);
         }
+    }
+
+    fn change_owner(&mut self, id: Id, now: u64, change: impl FnOnce(&mut Member<T>, &mut Group)) {
+        self.step_owner(id, now, change);
+        self.tidy(None, now);
     }
 
     fn step_owner(&mut self, id: Id, now: u64, change: impl FnOnce(&mut Member<T>, &mut Group)) {
@@ -275,26 +280,31 @@ impl<T> Fair<T> {
         };
         let tenants = &self.groups[group];
         let (open, running) = (tenants.first_ready().is_some(), tenants.running());
-        self.step(id, now, |owner, top| {
+        self.step(id.index, now, |owner, top| {
             change(owner, top);
             owner.open = open;
             owner.running = owner.running.max(running);
         });
-        self.forget_idle(None);
     }
 
-    fn step(&mut self, id: Id, now: u64, change: impl FnOnce(&mut Member<T>, &mut Group)) {
-        let member = &mut self.members[id.index];
+    fn step(&mut self, index: usize, now: u64, change: impl FnOnce(&mut Member<T>, &mut Group)) {
+        let member = &mut self.members[index];
         let group = home(&mut self.top, &mut self.groups, member.home);
         let before = member.place();
         group.advance(now);
         member.advance(now);
         change(member, group);
-        group.settle(id.index, member, before);
+        group.settle(index, member, before);
     }
 
-    /// Forgets the members that want nothing and have no lead.
-    fn forget_idle(&mut self, group: Option<usize>) {
+    /// Forgets the members that want nothing and have no lead, and puts right those whose place
+    /// time has changed, a few in each step.
+    fn tidy(&mut self, group: Option<usize>, now: u64) {
+        for _ in 0..4 {
+            let stale = home(&mut self.top, &mut self.groups, group).stale(&self.members);
+            let Some(index) = stale else { break };
+            self.step(index, now, |_, _| {});
+        }
         while let Some(index) = home(&mut self.top, &mut self.groups, group).pop_idle() {
             let tenants = self.members.remove(index).group;
             for index in tenants

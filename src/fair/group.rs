@@ -2,12 +2,18 @@
 
 use std::collections::BTreeSet;
 
-use crate::fair::member::{Member, Place, Rank, per_weight};
+use slab::Slab;
+
+use crate::fair::member::{Line, Member, Place, Rank, per_weight};
 
 #[derive(Debug, Default)]
 pub(super) struct Group {
     /// Who may be served, the next one first.
     ready: BTreeSet<(Rank, usize)>,
+    /// Who of them is ahead, by what it has attained.
+    ahead: BTreeSet<(i128, usize)>,
+    /// What they have attained on average.
+    mean: Mean,
     /// Who has how much waiting per weight since when.
     backlogs: BTreeSet<((u64, u64), usize)>,
     /// Who wants nothing, by what it has attained.
@@ -33,6 +39,7 @@ impl Group {
 
     /// Takes a new member in.
     pub(super) fn enlist<T>(&mut self, index: usize, member: &Member<T>) {
+        self.count(Place::default(), member.place());
         self.replace(index, Place::default(), member.place());
     }
 
@@ -54,7 +61,21 @@ impl Group {
             member.attained = self.level;
             member.fresh = true;
         }
+        self.count(before, member.place());
+        member.ahead = self.mean.is_below(member.attained, self.since);
         self.replace(index, before, member.place());
+    }
+
+    /// A member whose place no longer tells whether it is ahead, if one matters.
+    pub(super) fn stale<T>(&self, members: &Slab<Member<T>>) -> Option<usize> {
+        let first = self.first_ready().filter(|first| {
+            let member = &members[*first];
+            !member.ahead && self.mean.is_below(member.line().at(self.since), self.since)
+        });
+        first.or_else(|| {
+            let (attained, index) = self.ahead.first()?;
+            (!self.mean.is_below(*attained, self.since)).then_some(*index)
+        })
     }
 
     pub(super) fn first_ready(&self) -> Option<usize> {
@@ -83,7 +104,7 @@ impl Group {
         self.idle.into_iter().map(|(_, index)| index)
     }
 
-    fn replace(&mut self, index: usize, old: Place, new: Place) {
+    fn count(&mut self, old: Place, new: Place) {
         if let Some((weight, running)) = old.active {
             self.weight -= u64::from(weight);
             self.running -= running;
@@ -92,9 +113,42 @@ impl Group {
             self.weight += u64::from(weight);
             self.running += running;
         }
+        self.mean.replace(old.line(), new.line());
+    }
+
+    fn replace(&mut self, index: usize, old: Place, new: Place) {
+        replace(&mut self.ahead, index, old.ahead, new.ahead);
         replace(&mut self.ready, index, old.ready, new.ready);
         replace(&mut self.backlogs, index, old.backlog, new.backlog);
         replace(&mut self.idle, index, old.idle, new.idle);
+    }
+}
+
+/// A mean of lines, by weight.
+#[derive(Debug, Default)]
+struct Mean {
+    weight: i128,
+    rate: i128,
+    origin: i128,
+}
+
+impl Mean {
+    fn is_below(&self, attained: i128, now: u64) -> bool {
+        attained * self.weight > self.origin + self.rate * i128::from(now)
+    }
+
+    fn replace(&mut self, old: Option<(u32, Line)>, new: Option<(u32, Line)>) {
+        if old == new {
+            return;
+        }
+        for (sign, line) in [(-1, old), (1, new)] {
+            if let Some((weight, line)) = line {
+                let weight = sign * i128::from(weight);
+                self.weight += weight;
+                self.rate += weight * i128::from(line.rate);
+                self.origin += weight * line.origin;
+            }
+        }
     }
 }
 

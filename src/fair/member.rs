@@ -19,6 +19,8 @@ pub(super) struct Member<T> {
     /// Slot-time per weight up to `since`.
     pub(super) attained: i128,
     pub(super) since: u64,
+    /// Has attained more than its peers that may be served have on average, seen last.
+    pub(super) ahead: bool,
     /// Has caught up to the level and not been served since.
     pub(super) fresh: bool,
     /// When it was served last or began to wait.
@@ -34,12 +36,20 @@ pub(super) struct Place {
     /// Weight and running, of a member that wants something.
     pub(super) active: Option<(u32, usize)>,
     pub(super) ready: Option<Rank>,
+    /// What one that may be served and is ahead has attained.
+    pub(super) ahead: Option<i128>,
     pub(super) backlog: Option<(u64, u64)>,
     /// What one that wants nothing has attained.
     pub(super) idle: Option<i128>,
 }
 
 impl Place {
+    /// What one that may be served attains, and its weight.
+    pub(super) fn line(&self) -> Option<(u32, Line)> {
+        let (weight, _) = self.active?;
+        self.ready.map(|rank| (weight, rank.line))
+    }
+
     /// Whether it wants a slot and did not, or may be served and might not.
     pub(super) fn wants_more_than(&self, before: &Self) -> bool {
         let begins = self.active.is_some() && before.active.is_none();
@@ -47,13 +57,27 @@ impl Place {
     }
 }
 
-/// Fewest running per weight; least attained at time 0 had it always run as it does now, which
-/// orders members of one rate at any time; longest passed.
+/// Fewest running per weight, where one that is ahead counts one more; least attained; longest
+/// passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
-    rate: u64,
-    attained: i128,
+    counted: u64,
+    pub(super) line: Line,
     turn: u64,
+}
+
+/// What a member has attained at any time, as long as it runs what it does: as much at time 0,
+/// and so much more with each nanosecond. Members that run as much stay in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Line {
+    pub(super) rate: u64,
+    pub(super) origin: i128,
+}
+
+impl Line {
+    pub(super) fn at(self, now: u64) -> i128 {
+        self.origin + i128::from(self.rate) * i128::from(now)
+    }
 }
 
 impl<T> Member<T> {
@@ -69,6 +93,7 @@ impl<T> Member<T> {
             open: false,
             attained: 0,
             since,
+            ahead: false,
             fresh: false,
             turn: 0,
             grown: 0,
@@ -102,9 +127,11 @@ impl<T> Member<T> {
     pub(super) fn place(&self) -> Place {
         let active = self.running > 0 || self.waiting > 0;
         let waits = self.waiting > 0;
+        let ready = waits && self.open;
         Place {
             active: active.then_some((self.weight, self.running)),
-            ready: (waits && self.open).then(|| self.rank()),
+            ready: ready.then(|| self.rank()),
+            ahead: (ready && self.ahead).then_some(self.attained),
             backlog: waits.then(|| (self.backlog(), self.grown)),
             idle: (!active).then_some(self.attained),
         }
@@ -119,11 +146,19 @@ impl<T> Member<T> {
     }
 
     fn rank(&self) -> Rank {
-        let rate = self.rate();
+        let counted = self.running + usize::from(self.ahead);
         Rank {
-            rate,
-            attained: self.attained - i128::from(rate) * i128::from(self.since),
+            counted: per_weight(counted, u64::from(self.weight)),
+            line: self.line(),
             turn: self.turn,
+        }
+    }
+
+    pub(super) fn line(&self) -> Line {
+        let rate = self.rate();
+        Line {
+            rate,
+            origin: self.attained - i128::from(rate) * i128::from(self.since),
         }
     }
 

@@ -81,9 +81,17 @@ mod tests {
             (7.0, &[(1.0, ALL), (2.0, ALL), (4.0, ALL)], &[1.0, 2.0, 4.0]),
             (8.0, &[(1.0, 1.0), (1.0, ALL), (1.0, ALL)], &[1.0, 3.5, 3.5]),
             // The weight of the one that is full counts for nothing once it is full.
-            (10.0, &[(4.0, 2.0), (1.0, ALL), (3.0, ALL)], &[2.0, 2.0, 6.0]),
+            (
+                10.0,
+                &[(4.0, 2.0), (1.0, ALL), (3.0, ALL)],
+                &[2.0, 2.0, 6.0],
+            ),
             // One fills only because another filled first.
-            (10.0, &[(1.0, 1.0), (1.0, 3.0), (1.0, ALL)], &[1.0, 3.0, 6.0]),
+            (
+                10.0,
+                &[(1.0, 1.0), (1.0, 3.0), (1.0, ALL)],
+                &[1.0, 3.0, 6.0],
+            ),
             (10.0, &[(1.0, 2.0), (1.0, 3.0)], &[2.0, 3.0]),
             (8.0, &[(1.0, 0.0), (1.0, ALL)], &[0.0, 8.0]),
             (8.0, &[], &[]),
@@ -110,7 +118,10 @@ mod tests {
         assert!(close(&shares[1], &[2.0], 1e-9), "{shares:?}");
         assert!(close(&shares[2], &[0.5, 3.5], 1e-9), "{shares:?}");
         // What an owner cannot use goes to the others.
-        let owners = [owner(1.0, &[(1.0, 0.5), (1.0, 0.5)]), owner(1.0, &[(1.0, 9.0)])];
+        let owners = [
+            owner(1.0, &[(1.0, 0.5), (1.0, 0.5)]),
+            owner(1.0, &[(1.0, 9.0)]),
+        ];
         let shares = shares_of_owners(8.0, &owners);
         assert!(close(&shares[0], &[0.5, 0.5], 1e-9) && close(&shares[1], &[7.0], 1e-9));
     }

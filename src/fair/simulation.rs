@@ -181,7 +181,9 @@ impl Setting {
                 owner.tenants.push(demand);
                 names[known.unwrap_or_default()].push(i);
             } else {
-                let weight = tenant.owner.map_or(tenant.weight, |o| self.owner_weights[o]);
+                let weight = tenant
+                    .owner
+                    .map_or(tenant.weight, |o| self.owner_weights[o]);
                 owners.push(Owner {
                     weight: f64::from(weight),
                     tenants: vec![demand],
@@ -325,7 +327,8 @@ impl Simulation {
 
     fn schedule(&mut self, after: u64, event: Event) {
         self.count += 1;
-        self.events.push(Reverse((self.now + after, self.count, event)));
+        self.events
+            .push(Reverse((self.now + after, self.count, event)));
     }
 
     fn run_until(&mut self, end: u64) {
@@ -358,9 +361,14 @@ impl Simulation {
 
     fn close_stretch(&mut self) {
         let time = (self.now - self.stretch) as f64;
-        let held = self.states.iter_mut().map(|state| std::mem::take(&mut state.held));
+        let held = self
+            .states
+            .iter_mut()
+            .map(|state| std::mem::take(&mut state.held));
         let shares = self.setting.fair_shares();
-        let stretch = held.zip(shares).map(|(held, share)| (held as f64 / time, share));
+        let stretch = held
+            .zip(shares)
+            .map(|(held, share)| (held as f64 / time, share));
         self.outcome.stretches.push(stretch.collect());
         self.stretch = self.now;
     }
@@ -403,11 +411,13 @@ impl Simulation {
         if free && self.open(tenant) && self.states[tenant].queue.is_empty() {
             self.outcome.waits[tenant].push(0.0);
             self.occupy(tenant);
-            self.shared.enter(&self.states, tenant, self.now, self.open(tenant));
+            self.shared
+                .enter(&self.states, tenant, self.now, self.open(tenant));
         } else {
             self.count += 1;
             self.states[tenant].queue.push_back((self.now, self.count));
-            self.shared.wait(&self.states, tenant, self.now, self.open(tenant));
+            self.shared
+                .wait(&self.states, tenant, self.now, self.open(tenant));
         }
     }
 
@@ -512,7 +522,9 @@ impl Shared {
         }
         let running = states[tenant].running - entered;
         let owner = self.owner(tenant);
-        let id = self.fair.add(owner, self.weights[tenant], running, self.since);
+        let id = self
+            .fair
+            .add(owner, self.weights[tenant], running, self.since);
         self.ids[tenant] = Some(id);
         id
     }
