@@ -2,69 +2,50 @@
 //!
 //! The next free slot goes to the waiting member with the fewest running requests per weight. Ties
 //! go to the one with the least slot-time per weight attained since the crowding began, then to
-//! the one that has been passed for longest. A member that starts to wait catches up to the
-//! attained time of whoever was served last: time in which it wanted nothing earns it nothing.
+//! the one that has been passed for longest. A member that starts to want more catches up to the
+//! level of its group: time in which it wanted nothing earns it nothing.
+//!
+//! The level is what the member served last had attained, and between two such moments it rises
+//! as fast as a fair share would. So a stream of passing tenants, who all start at the level,
+//! cannot pass for ever those who have attained a little more.
 //!
 //! A member is a tenant, or an owner of tenants; the rule runs between the members of the top
-//! level first, then between the tenants of the owner chosen. Each step costs O(log n) in members
-//! that wait. There is no clock, lock or request in here: the caller tells what happened and when.
+//! level first, then between the tenants of the owner chosen. Each step costs O(log n). A member
+//! that wants nothing and has no lead is forgotten. There is no clock, lock or request in here:
+//! the caller tells what happened and when.
 
-use std::collections::BTreeSet;
+mod group;
+mod member;
+#[cfg(all(test, not(tenant_loom)))]
+mod oracle;
+#[cfg(all(test, not(tenant_loom)))]
+mod simulation;
+#[cfg(all(test, not(tenant_loom)))]
+mod tests;
 
 use slab::Slab;
 
-/// One slot per weight 1, in the units of rates and attained time.
-const ONE: i128 = 1 << 32;
+use self::{group::Group, member::Member};
 
-/// Names a member for as long as [`Fair`] keeps it.
-pub(crate) type Id = usize;
+/// Names a member; stale once the member is forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Id {
+    index: usize,
+    birth: u64,
+}
 
 /// Divides the slots between tenants (which carry a `T` while they wait) and owners.
+///
+/// What is done to a forgotten member does nothing. Times are nanoseconds; one that goes back
+/// counts as standing still.
 #[derive(Debug)]
 pub(crate) struct Fair<T> {
     members: Slab<Member<T>>,
     top: Group,
+    /// The tenants of each owner.
+    groups: Slab<Group>,
+    births: u64,
     turns: u64,
-}
-
-#[derive(Debug)]
-struct Member<T> {
-    owner: Option<Id>,
-    weight: u32,
-    running: usize,
-    waiting: usize,
-    /// Has room below its own limit; an owner always has.
-    open: bool,
-    /// Slot-time per weight up to `since`.
-    attained: i128,
-    since: u64,
-    turn: u64,
-    ticket: Option<T>,
-    /// The tenants of an owner.
-    group: Option<Box<Group>>,
-    /// Where the group of its own keeps it.
-    rank: Option<Rank>,
-    backlog: Option<u64>,
-}
-
-/// The members of one level that want something.
-#[derive(Debug, Default)]
-struct Group {
-    /// Who may be served, the next one first.
-    ready: BTreeSet<(Rank, Id)>,
-    /// Who has how much waiting, per weight.
-    backlogs: BTreeSet<(u64, Id)>,
-    /// The attained time of whoever was served last.
-    floor: i128,
-}
-
-/// Fewest running per weight; least attained at time 0 if it had always run as it does now, which
-/// orders members of one rate at any time; longest passed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Rank {
-    rate: i128,
-    attained: i128,
-    turn: u64,
 }
 
 impl<T> Fair<T> {
@@ -72,47 +53,252 @@ impl<T> Fair<T> {
         Self {
             members: Slab::new(),
             top: Group::default(),
+            groups: Slab::new(),
+            births: 0,
             turns: 0,
         }
     }
 
+    /// Forgets all members: the crowding has ended.
+    pub(crate) fn clear(&mut self) {
+        self.top = Group::default();
+        self.groups = Slab::new();
+        self.members.clear();
+        if self.members.capacity() > 1024 {
+            self.members.shrink_to_fit();
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    pub(crate) fn contains(&self, id: Id) -> bool {
+        self.get(id).is_some()
+    }
+
     /// Adds a tenant that has been running `running` requests since `since`.
     pub(crate) fn add(&mut self, owner: Option<Id>, weight: u32, running: usize, since: u64) -> Id {
-        self.members
-            .insert(Member::new(owner, weight, running, since, None))
+        let mut member = Member::new(weight, running, since);
+        member.home = owner.and_then(|owner| self.get(owner)?.group);
+        member.owner = owner.filter(|_| member.home.is_some());
+        let id = self.insert(member);
+        if let Some(owner) = owner {
+            self.step_owner(owner, since, |_, _| {});
+        }
+        id
     }
 
-    /// Adds an owner whose tenants have been running `running` requests since `since`.
+    /// Adds an owner whose tenants, members or not, have been running `running` requests since
+    /// `since`.
     pub(crate) fn add_owner(&mut self, weight: u32, running: usize, since: u64) -> Id {
-        let group = Some(Box::default());
-        self.members
-            .insert(Member::new(None, weight, running, since, group))
+        let mut member = Member::new(weight, running, since);
+        member.group = Some(self.groups.insert(Group::default()));
+        self.insert(member)
     }
 
-    /// Forgets all members.
-    pub(crate) fn clear(&mut self) {
-        self.members.clear();
-        self.top = Group::default();
-    }
-
-    /// One more request of the tenant waits. It may be served if the tenant is `open`.
+    /// One more request of the tenant waits. The tenant is `open` if it has room below its own
+    /// limit. The first waiter's ticket is kept for all of them.
     pub(crate) fn wait(&mut self, id: Id, now: u64, open: bool, ticket: T) {
-        self.change(id, now, |member| {
-            member.waiting += 1;
-            member.open = open;
-            member.ticket.get_or_insert(ticket);
-        });
+        let turn = self.turn();
+        let tenant = |tenant: &mut Member<T>, _: &mut Group| {
+            tenant.open = open;
+            tenant.ticket.get_or_insert(ticket);
+            tenant.wait(turn);
+        };
+        self.change(id, now, tenant, |owner, _| owner.wait(turn));
     }
 
-    /// `count` requests of the tenant wait no more.
+    /// `count` requests of the tenant wait no more. Gives the ticket back with the last.
     pub(crate) fn stop_waiting(&mut self, id: Id, now: u64, count: usize) -> Option<T> {
         let mut ticket = None;
-        self.change(id, now, |member| {
-            member.waiting -= count;
-            if member.waiting == 0 {
-                ticket = member.ticket.take();
-            }
+        let tenant = |tenant: &mut Member<T>, _: &mut Group| {
+            tenant.waiting = tenant.waiting.saturating_sub(count);
+            ticket = tenant.spare_ticket();
+        };
+        self.change(id, now, tenant, |owner, _| {
+            owner.waiting = owner.waiting.saturating_sub(count);
         });
         ticket
     }
+
+    /// One request of the tenant that waited runs. Gives the ticket back with the last.
+    pub(crate) fn start(&mut self, id: Id, now: u64, open: bool) -> Option<T> {
+        let turn = self.turn();
+        let mut ticket = None;
+        let tenant = |tenant: &mut Member<T>, group: &mut Group| {
+            tenant.open = open;
+            group.serve(tenant, turn);
+            ticket = tenant.spare_ticket();
+        };
+        self.change(id, now, tenant, |owner, top| top.serve(owner, turn));
+        ticket
+    }
+
+    /// So many requests of the tenant or the owner run; the tenant has room below its own limit, or
+    /// has none.
+    pub(crate) fn set_running(&mut self, id: Id, now: u64, running: usize, open: bool) {
+        if self.is_owner(id) {
+            return self.change_owner(id, now, |owner, _| owner.running = running);
+        }
+        let tenant = |tenant: &mut Member<T>, _: &mut Group| {
+            tenant.open = open;
+            tenant.running = running;
+        };
+        self.change(id, now, tenant, |_, _| {});
+    }
+
+    /// Changes the weight of a tenant or an owner.
+    pub(crate) fn set_weight(&mut self, id: Id, now: u64, weight: u32) {
+        let set = |member: &mut Member<T>, _: &mut Group| member.weight = weight.max(1);
+        match self.is_owner(id) {
+            true => self.change_owner(id, now, set),
+            false => self.change(id, now, set, |_, _| {}),
+        }
+    }
+
+    fn is_owner(&self, id: Id) -> bool {
+        self.get(id).is_some_and(|member| member.group.is_some())
+    }
+
+    /// The tenant whose turn it is, among those that wait and are open.
+    pub(crate) fn next(&self) -> Option<(Id, &T)> {
+        self.descend(Group::first_ready)
+    }
+
+    /// The tenant with most waiting per weight, of the owner with most waiting per weight; of
+    /// equals the one whose backlog grew last.
+    pub(crate) fn longest(&self) -> Option<(Id, &T)> {
+        self.descend(Group::longest)
+    }
+
+    /// Whether one more waiting request would give the tenant, or its owner, at least as much
+    /// waiting per weight as [`longest`](Self::longest) has.
+    pub(crate) fn outweighs(&self, id: Id) -> bool {
+        let Some(member) = self.get(id) else {
+            return false;
+        };
+        let Some(owner) = member.owner.and_then(|owner| self.get(owner)) else {
+            return self.reaches(member, id.index, &self.top);
+        };
+        let (index, tenants) = (member.owner.map_or(0, |owner| owner.index), owner.group);
+        let reaches = self.reaches(owner, index, &self.top);
+        // Within the owner that is the longest already, its longest tenant is the one to beat.
+        if reaches && self.top.longest() == Some(index) {
+            return tenants.is_none_or(|group| self.reaches(member, id.index, &self.groups[group]));
+        }
+        reaches
+    }
+
+    fn reaches(&self, member: &Member<T>, index: usize, group: &Group) -> bool {
+        group.longest().is_none_or(|longest| {
+            longest == index || member.backlog_after_one() >= self.members[longest].backlog()
+        })
+    }
+
+    fn descend(&self, pick: impl Fn(&Group) -> Option<usize>) -> Option<(Id, &T)> {
+        let mut index = pick(&self.top)?;
+        if let Some(group) = self.members[index].group {
+            index = pick(&self.groups[group])?;
+        }
+        let member = &self.members[index];
+        let id = Id {
+            index,
+            birth: member.birth,
+        };
+        member.ticket.as_ref().map(|ticket| (id, ticket))
+    }
+
+    fn get(&self, id: Id) -> Option<&Member<T>> {
+        self.members
+            .get(id.index)
+            .filter(|member| member.birth == id.birth)
+    }
+
+    fn turn(&mut self) -> u64 {
+        self.turns += 1;
+        self.turns
+    }
+
+    fn insert(&mut self, mut member: Member<T>) -> Id {
+        self.births += 1;
+        member.birth = self.births;
+        let birth = member.birth;
+        let index = self.members.vacant_key();
+        let group = home(&mut self.top, &mut self.groups, member.home);
+        group.advance(member.since);
+        group.enlist(index, &member);
+        self.members.insert(member);
+        Id { index, birth }
+    }
+
+    /// Changes a tenant, then its owner.
+    fn change(
+        &mut self,
+        id: Id,
+        now: u64,
+        tenant: impl FnOnce(&mut Member<T>, &mut Group),
+        owner: impl FnOnce(&mut Member<T>, &mut Group),
+    ) {
+        let Some(member) = self.get(id) else { return };
+        let (home, outer) = (member.home, member.owner);
+        self.step(id.index, now, tenant);
+        self.tidy(home, now);
+        if let Some(outer) = outer {
+            self.change_owner(outer, now, owner);
+        }
+    }
+
+    fn change_owner(&mut self, id: Id, now: u64, change: impl FnOnce(&mut Member<T>, &mut Group)) {
+        self.step_owner(id, now, change);
+        self.tidy(None, now);
+    }
+
+    fn step_owner(&mut self, id: Id, now: u64, change: impl FnOnce(&mut Member<T>, &mut Group)) {
+        let Some(group) = self.get(id).and_then(|owner| owner.group) else {
+            return;
+        };
+        let tenants = &self.groups[group];
+        let (open, running) = (tenants.first_ready().is_some(), tenants.running());
+        self.step(id.index, now, |owner, top| {
+            change(owner, top);
+            owner.open = open;
+            owner.running = owner.running.max(running);
+        });
+    }
+
+    fn step(&mut self, index: usize, now: u64, change: impl FnOnce(&mut Member<T>, &mut Group)) {
+        let member = &mut self.members[index];
+        let group = home(&mut self.top, &mut self.groups, member.home);
+        let before = member.place();
+        group.advance(now);
+        member.advance(now);
+        change(member, group);
+        group.settle(index, member, before);
+    }
+
+    /// Forgets the members that want nothing and have no lead, and puts right those whose place
+    /// time has changed, a few in each step.
+    fn tidy(&mut self, group: Option<usize>, now: u64) {
+        for _ in 0..4 {
+            let stale = home(&mut self.top, &mut self.groups, group).stale(&self.members);
+            let Some(index) = stale else { break };
+            self.step(index, now, |_, _| {});
+        }
+        while let Some(index) = home(&mut self.top, &mut self.groups, group).pop_idle() {
+            let tenants = self.members.remove(index).group;
+            for index in tenants
+                .into_iter()
+                .flat_map(|group| self.groups.remove(group).idle())
+            {
+                self.members.remove(index);
+            }
+        }
+    }
+}
+
+/// The group a member belongs to.
+fn home<'a>(top: &'a mut Group, groups: &'a mut Slab<Group>, home: Option<usize>) -> &'a mut Group {
+    home.map_or(top, |group| &mut groups[group])
 }

@@ -4,6 +4,7 @@
 //! `LOOM_MAX_PREEMPTIONS=3` it takes minutes instead of seconds.
 
 mod original;
+mod shared;
 
 use std::{
     future::Future,
@@ -76,8 +77,12 @@ fn limiter(limit: usize) -> TenantLimiter<u8> {
 type Acquire = Pin<Box<dyn Future<Output = Result<Permit, Rejected>> + Send>>;
 
 fn acquire(limiter: &TenantLimiter<u8>) -> Acquire {
+    acquire_of(limiter, TENANT)
+}
+
+fn acquire_of(limiter: &TenantLimiter<u8>, tenant: u8) -> Acquire {
     let limiter = limiter.clone();
-    Box::pin(async move { limiter.acquire(&TENANT).await })
+    Box::pin(async move { limiter.acquire(&tenant).await })
 }
 
 /// A request that has been polled once and waits.
@@ -350,14 +355,23 @@ fn close_reaches_a_tenant_that_is_first_tracked() {
     });
 }
 
+/// Gives a slot back; `true` if the gate is idle now and somebody watches for that.
+fn leave(gate: &Gate) -> bool {
+    if gate.leave() {
+        return false;
+    }
+    gate.serve();
+    gate.unwatch()
+}
+
 #[test]
 fn the_last_release_tells_whoever_watches() {
     explore(|| {
-        let gate = Arc::new(Gate::new(1));
+        let gate = Arc::new(Gate::new(1, false));
         assert!(gate.try_enter().is_ok());
         let release = {
             let gate = gate.clone();
-            thread::spawn(move || gate.leave())
+            thread::spawn(move || leave(&gate))
         };
         let watches = gate.watch();
         assert_eq!(release.join().unwrap(), watches);
@@ -368,6 +382,8 @@ fn the_last_release_tells_whoever_watches() {
 fn drain_ends_when_the_last_request_has_left() {
     explore(|| {
         let limiter = limiter(1);
+        // loom does not see how std's `OnceLock` orders what is made in it.
+        let _ = limiter.missing_stats();
         let permit = limiter.try_acquire(&TENANT).unwrap();
         let release = thread::spawn(move || drop(permit));
         let close = {
@@ -384,20 +400,20 @@ fn drain_ends_when_the_last_request_has_left() {
 #[test]
 fn a_gate_is_not_idle_while_a_waiter_is_owed_its_slot() {
     explore(|| {
-        let gate = Arc::new(Gate::new(1));
+        let gate = Arc::new(Gate::new(1, false));
         assert!(gate.try_enter().is_ok());
         let joined = gate.join(1, Waker::noop());
         assert!(matches!(joined, Joined::Waiting(_)));
         let release = {
             let gate = gate.clone();
-            thread::spawn(move || gate.leave())
+            thread::spawn(move || leave(&gate))
         };
         assert!(gate.watch(), "idle before the waiter had its turn");
         assert!(
             !release.join().unwrap(),
             "told before the waiter had its turn"
         );
-        assert!(gate.leave());
+        assert!(leave(&gate));
     });
 }
 

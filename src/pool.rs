@@ -70,6 +70,8 @@ pub(crate) struct Pool<T> {
 #[derive(Debug)]
 struct Line<T> {
     fair: Fair<T>,
+    // When the crowding began.
+    since: u64,
     waiting: usize,
     places: usize,
 }
@@ -111,6 +113,7 @@ impl<T: Ticket> Pool<T> {
     pub(crate) fn new(capacity: usize, places: usize, home: sync::Arc<Home>) -> Self {
         let line = Line {
             fair: Fair::new(),
+            since: 0,
             waiting: 0,
             places,
         };
@@ -177,7 +180,7 @@ impl<T: Ticket> Pool<T> {
             return None;
         }
         share.count_in();
-        let spent = line.fair.stop_waiting(id, now, 1);
+        let spent = line.fair.start(id, now, ticket.gate().word().has_room());
         share.sync(line, ticket.gate(), now);
         line.waiting -= 1;
         self.calm(line);
@@ -306,7 +309,10 @@ impl<T: Ticket> Share<T> {
         ticket: &T,
     ) -> Joined {
         let now = self.pool.home.now();
-        let id = self.member(&mut line, gate, now);
+        if line.waiting == 0 {
+            line.since = now;
+        }
+        let id = self.member(&mut line, gate, 0);
         let mut displaced = None;
         if line.waiting >= line.places {
             displaced = self.make_room(&mut line, id, now);
@@ -366,7 +372,10 @@ impl<T: Ticket> Share<T> {
             return Verdict::Owed;
         }
         self.count_in();
-        self.sync(line, gate, self.pool.home.now());
+        if line.waiting > 0 {
+            self.member(line, gate, 1);
+            self.sync(line, gate, self.pool.home.now());
+        }
         Verdict::Entered
     }
 
@@ -439,15 +448,17 @@ impl<T: Ticket> Share<T> {
         spent
     }
 
-    /// The tenant in the line, which it becomes when it first waits while others do.
-    fn member(&self, line: &mut Line<T>, gate: &Gate, now: u64) -> Id {
+    /// The tenant in the line, which it is from the first request that waits or enters in the
+    /// crowding; `entered` of those that run have just entered.
+    fn member(&self, line: &mut Line<T>, gate: &Gate, entered: usize) -> Id {
         let mut member = lock(&self.member);
         if let Some(id) = member.filter(|id| line.fair.contains(*id)) {
             return id;
         }
-        let owner = self.owner.as_ref().map(|owner| owner.member(line, now));
+        let owner = self.owner.as_ref().map(|owner| owner.member(line, entered));
         let weight = clamp(self.weight.load(Ordering::Relaxed));
-        let id = line.fair.add(owner, weight, gate.word().in_flight(), now);
+        let running = gate.word().in_flight().saturating_sub(entered);
+        let id = line.fair.add(owner, weight, running, line.since);
         *member = Some(id);
         id
     }
@@ -475,13 +486,13 @@ impl<T: Ticket> Share<T> {
 }
 
 impl Owner {
-    fn member<T>(&self, line: &mut Line<T>, now: u64) -> Id {
+    fn member<T>(&self, line: &mut Line<T>, entered: usize) -> Id {
         let mut member = lock(&self.member);
         if let Some(id) = member.filter(|id| line.fair.contains(*id)) {
             return id;
         }
-        let running = self.running.load(Ordering::Acquire);
-        let id = line.fair.add_owner(1, running, now);
+        let running = self.running.load(Ordering::Acquire).saturating_sub(entered);
+        let id = line.fair.add_owner(1, running, line.since);
         *member = Some(id);
         id
     }

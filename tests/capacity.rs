@@ -1,0 +1,324 @@
+//! A capacity that all tenants share: the slots are divided fairly, and neither kind is lost.
+
+mod support;
+
+use std::{task::Poll, time::Duration};
+
+use support::{forget_all, reason};
+use tokio_test::{
+    assert_pending, assert_ready_ok,
+    task::{self, Spawn},
+};
+use tower_tenant::{
+    Capacity, Error, Evictor, Overflow, Permit, RejectReason, Rejected, TenantLimiter,
+};
+
+type Tenant = u64;
+type Limiter = TenantLimiter<Tenant>;
+type Request = Spawn<std::pin::Pin<Box<dyn Future<Output = Result<Permit, Rejected>> + Send>>>;
+
+const FOREVER: Duration = Duration::MAX;
+
+fn limiter(limit: usize, capacity: impl Into<Capacity<Tenant>>) -> Limiter {
+    TenantLimiter::new(limit)
+        .overflow(Overflow::queue(100).max_wait(FOREVER))
+        .evictor(Evictor::after(Duration::ZERO).every(FOREVER))
+        .capacity(capacity)
+}
+
+fn request(limiter: &Limiter, tenant: Tenant) -> Request {
+    let limiter = limiter.clone();
+    task::spawn(Box::pin(async move { limiter.acquire(&tenant).await }))
+}
+
+fn waiting(limiter: &Limiter, tenant: Tenant) -> Request {
+    let mut request = request(limiter, tenant);
+    assert_pending!(request.poll());
+    request
+}
+
+fn admitted(limiter: &Limiter, tenant: Tenant) -> Permit {
+    assert_ready_ok!(request(limiter, tenant).poll())
+}
+
+/// In flight, waiting.
+fn figures(limiter: &Limiter) -> (usize, usize) {
+    let stats = limiter.capacity_stats().unwrap();
+    (stats.in_flight, stats.waiting)
+}
+
+/// Which of the requests has been woken.
+fn woken(requests: &[Request]) -> Vec<usize> {
+    let woken = |(i, request): (usize, &Request)| request.is_woken().then_some(i);
+    requests.iter().enumerate().filter_map(woken).collect()
+}
+
+fn wind_up(limiter: &Limiter) {
+    assert_eq!(figures(limiter), (0, 0));
+    forget_all(limiter);
+}
+
+#[test]
+fn a_tenant_may_borrow_all_that_is_idle_up_to_its_own_limit() {
+    let limiter = limiter(6, 8);
+    let permits: Vec<_> = (0..6).map(|_| admitted(&limiter, 1)).collect();
+    let beyond = waiting(&limiter, 1);
+    assert_eq!(limiter.stats(&1).unwrap().in_flight, 6);
+    let others = [admitted(&limiter, 2), admitted(&limiter, 2)];
+    assert_eq!(figures(&limiter), (8, 1));
+    drop((permits, beyond, others));
+    wind_up(&limiter);
+}
+
+#[test]
+fn the_next_slot_goes_to_whoever_has_fewest() {
+    let limiter = limiter(8, 8);
+    let mut flood: Vec<_> = (0..8).map(|_| admitted(&limiter, 1)).collect();
+    let more: Vec<_> = (0..20).map(|_| waiting(&limiter, 1)).collect();
+    let mut quiet = waiting(&limiter, 2);
+    flood.pop();
+    assert!(quiet.is_woken());
+    assert_eq!(woken(&more), []);
+    let permit = assert_ready_ok!(quiet.poll());
+    flood.pop();
+    assert_eq!(
+        woken(&more),
+        [0],
+        "within a tenant first come, first served"
+    );
+    drop((flood, more, permit, quiet));
+    wind_up(&limiter);
+}
+
+#[test]
+fn tenants_that_all_want_more_hold_as_much_as_their_weights_say() {
+    let capacity = Capacity::of(12).weights(|tenant: &Tenant| *tenant as usize);
+    let limiter = limiter(100, capacity);
+    let mut first: Vec<_> = (0..12).map(|_| admitted(&limiter, 1)).collect();
+    let mut requests: Vec<(Tenant, Request)> = Vec::new();
+    for _ in 0..20 {
+        for tenant in [1, 2, 3] {
+            requests.push((tenant, waiting(&limiter, tenant)));
+        }
+    }
+    let mut held = Vec::new();
+    while let Some(permit) = first.pop() {
+        drop(permit);
+        for (tenant, request) in &mut requests {
+            if request.is_woken() {
+                if let Poll::Ready(Ok(permit)) = request.poll() {
+                    held.push((*tenant, permit));
+                }
+            }
+        }
+    }
+    let holds = |tenant| held.iter().filter(|(other, _)| *other == tenant).count();
+    assert_eq!([holds(1), holds(2), holds(3)], [2, 4, 6]);
+    drop((held, requests));
+    wind_up(&limiter);
+}
+
+#[test]
+fn an_owner_of_many_tenants_gets_one_share() {
+    let capacity = Capacity::of(2).owners(|tenant: &Tenant| tenant / 100);
+    let limiter = limiter(8, capacity);
+    let mut flood = vec![admitted(&limiter, 100), admitted(&limiter, 101)];
+    let keys: Vec<_> = (102..150).map(|tenant| waiting(&limiter, tenant)).collect();
+    let mut quiet = [waiting(&limiter, 200), waiting(&limiter, 201)];
+    drop(flood.pop());
+    assert_eq!(woken(&keys), []);
+    assert!(quiet[0].is_woken());
+    drop(flood.pop());
+    // One runs of each owner by turns.
+    assert_eq!(woken(&keys).len() + woken(&quiet).len(), 2);
+    assert_eq!(woken(&keys).len(), 1);
+    let _ = quiet[0].poll();
+    drop((keys, quiet));
+    wind_up(&limiter);
+}
+
+#[test]
+fn a_tenant_at_its_own_limit_lets_others_pass_to_the_capacity() {
+    let limiter = limiter(1, 2);
+    let first = admitted(&limiter, 1);
+    let capped = waiting(&limiter, 1);
+    let second = admitted(&limiter, 2);
+    let third = waiting(&limiter, 3);
+    drop(second);
+    assert!(third.is_woken());
+    assert!(!capped.is_woken());
+    drop(first);
+    assert!(capped.is_woken());
+    drop((capped, third));
+    wind_up(&limiter);
+}
+
+#[test]
+fn a_full_queue_takes_the_newest_of_whoever_has_most_waiting() {
+    let limiter = limiter(8, Capacity::of(1).queue(3));
+    let permit = admitted(&limiter, 1);
+    let mut flood: Vec<_> = (0..3).map(|_| waiting(&limiter, 1)).collect();
+    let own = request(&limiter, 1).poll();
+    assert_eq!(refusal(own), RejectReason::CapacityQueueFull);
+    let quiet = waiting(&limiter, 2);
+    assert_eq!(woken(&flood), [2]);
+    assert_eq!(
+        refusal(flood.remove(2).poll()),
+        RejectReason::CapacityQueueFull
+    );
+    assert_eq!(figures(&limiter), (1, 3));
+    assert_eq!(limiter.waiting(&1), 2);
+    drop((permit, flood, quiet));
+    wind_up(&limiter);
+}
+
+#[test]
+fn refusals_tell_the_tenants_limit_from_the_capacity() {
+    let limiter = limiter(1, 2);
+    let shedding = limiter.clone().overflow(Overflow::shed());
+    let first = admitted(&limiter, 1);
+    let own = shedding.try_acquire(&1).unwrap_err();
+    assert_eq!(own.reason(), RejectReason::AtLimit);
+    let second = admitted(&limiter, 2);
+    let shared = shedding.try_acquire(&3).unwrap_err();
+    assert_eq!(shared.reason(), RejectReason::AtCapacity);
+    drop((first, second));
+    wind_up(&limiter);
+}
+
+#[test]
+fn the_capacity_changes_live_in_both_directions() {
+    let limiter = limiter(8, 2);
+    let mut running = vec![admitted(&limiter, 1), admitted(&limiter, 2)];
+    let waiters = [waiting(&limiter, 3), waiting(&limiter, 4)];
+    limiter.set_capacity(3);
+    assert_eq!(woken(&waiters).len(), 1);
+    limiter.set_capacity(1);
+    running.pop();
+    assert_eq!(woken(&waiters).len(), 1, "still above the capacity");
+    running.pop();
+    assert_eq!(woken(&waiters).len(), 1);
+    limiter.set_capacity(0);
+    let [third, fourth] = waiters;
+    drop(third);
+    assert!(!fourth.is_woken(), "no slot at all");
+    limiter.set_capacity(1);
+    assert!(fourth.is_woken());
+    drop(fourth);
+    wind_up(&limiter);
+}
+
+#[test]
+fn a_weight_set_for_one_tenant_outlives_its_eviction() {
+    let limiter = limiter(8, 3);
+    limiter.set_weight(&2, 2);
+    forget_all(&limiter);
+    let mut running: Vec<_> = (0..3).map(|_| admitted(&limiter, 1)).collect();
+    let ones: Vec<_> = (0..3).map(|_| waiting(&limiter, 1)).collect();
+    let twos: Vec<_> = (0..3).map(|_| waiting(&limiter, 2)).collect();
+    while running.pop().is_some() {}
+    assert_eq!((woken(&ones).len(), woken(&twos).len()), (1, 2));
+    drop((ones, twos));
+    wind_up(&limiter);
+}
+
+#[test]
+fn a_waiter_that_goes_away_leaves_nothing_behind() {
+    let limiter = limiter(8, 1);
+    let permit = admitted(&limiter, 1);
+    for _ in 0..100 {
+        drop([waiting(&limiter, 1), waiting(&limiter, 2)]);
+    }
+    let granted = waiting(&limiter, 2);
+    let next = waiting(&limiter, 3);
+    drop(permit);
+    assert!(granted.is_woken());
+    drop(granted);
+    assert!(next.is_woken());
+    drop(next);
+    wind_up(&limiter);
+}
+
+#[test]
+fn closing_refuses_whoever_waits_for_the_capacity() {
+    let limiter = limiter(8, 1);
+    let permit = admitted(&limiter, 1);
+    let mut waiter = waiting(&limiter, 2);
+    limiter.close();
+    assert_eq!(refusal(waiter.poll()), RejectReason::Closed);
+    drop((permit, waiter));
+    assert_eq!(figures(&limiter), (0, 0));
+}
+
+#[test]
+fn a_paused_tenant_leaves_its_place_to_others() {
+    let limiter = limiter(8, 1);
+    let permit = admitted(&limiter, 1);
+    let mut paused = waiting(&limiter, 2);
+    let other = waiting(&limiter, 3);
+    limiter.set_limit(&2, 0);
+    assert_eq!(refusal(paused.poll()), RejectReason::Paused);
+    drop(permit);
+    assert!(other.is_woken());
+    drop((paused, other));
+    wind_up(&limiter);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_for_the_capacity_ends_in_time() {
+    let limiter = limiter(8, 1).overflow(Overflow::queue(1).max_wait(Duration::from_millis(20)));
+    let permit = admitted(&limiter, 1);
+    let mut waiter = waiting(&limiter, 2);
+    tokio::time::sleep(Duration::from_millis(21)).await;
+    assert_eq!(refusal(waiter.poll()), RejectReason::WaitExpired);
+    drop((permit, waiter));
+    wind_up(&limiter);
+}
+
+#[test]
+#[should_panic(expected = "give a limiter its capacity once")]
+fn a_capacity_is_given_once() {
+    let _ = limiter(1, 1).capacity(2);
+}
+
+/// Threads of many tenants; the watch over the capacity is in the handlers.
+#[test]
+fn a_crowd_never_exceeds_the_capacity_nor_a_limit() {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    let limiter = limiter(2, Capacity::of(3).owners(|tenant: &Tenant| tenant % 2));
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(4)
+        .build()
+        .unwrap();
+    let inside = std::sync::Arc::new([(); 5].map(|()| AtomicUsize::new(0)));
+    runtime.block_on(async {
+        let tasks = (0..32_u64).map(|task| {
+            let (limiter, inside) = (limiter.clone(), inside.clone());
+            tokio::spawn(async move {
+                for round in 0..300_u64 {
+                    let tenant = (task + round) % 4;
+                    let permit = match round % 7 {
+                        0 => limiter.try_acquire(&tenant),
+                        _ => limiter.acquire(&tenant).await,
+                    };
+                    let Ok(permit) = permit else { continue };
+                    assert!(inside[tenant as usize].fetch_add(1, SeqCst) < 2);
+                    assert!(inside[4].fetch_add(1, SeqCst) < 3);
+                    tokio::task::yield_now().await;
+                    inside[4].fetch_sub(1, SeqCst);
+                    inside[tenant as usize].fetch_sub(1, SeqCst);
+                    drop(permit);
+                }
+            })
+        });
+        for task in tasks.collect::<Vec<_>>() {
+            task.await.unwrap();
+        }
+    });
+    wind_up(&limiter);
+}
+
+fn refusal(poll: Poll<Result<Permit, Rejected>>) -> RejectReason {
+    reason::<Permit>(poll.map(|result| result.map_err(Error::from)))
+}
