@@ -14,7 +14,7 @@ use tokio::{
     sync::Semaphore,
     time::{Instant, sleep},
 };
-use tower_tenant::{Overflow, TenantConcurrencyLayer, header};
+use tower_tenant::{Capacity, Overflow, TenantConcurrencyLayer, header};
 
 use crate::{CAP, CAPACITY};
 
@@ -51,9 +51,11 @@ fn guarded(app: Router<Shared>, guard: Guard) -> Router<Shared> {
     match guard {
         Guard::Nothing => app,
         Guard::Caps => app.layer(tenants(cap).http()),
-        // WHEN IT LANDS: also import `Capacity`, and use the second of these lines.
-        Guard::Shares => app.layer(tenants(capacity).http()),
-        // Guard::Shares => app.layer(tenants(capacity).capacity(Capacity::of(capacity).queue(256)).http()),
+        Guard::Shares => app.layer(
+            tenants(capacity)
+                .capacity(Capacity::of(capacity).queue(256))
+                .http(),
+        ),
     }
 }
 
