@@ -312,7 +312,7 @@ impl<T: Ticket> Share<T> {
         if line.waiting == 0 {
             line.since = now;
         }
-        let id = self.member(&mut line, gate, 0);
+        let mut id = self.member(&mut line, gate, 0);
         let mut displaced = None;
         if line.waiting >= line.places {
             displaced = self.make_room(&mut line, id, now);
@@ -323,6 +323,8 @@ impl<T: Ticket> Share<T> {
                 drop(line);
                 return Joined::Crowded(word);
             }
+            // A member that wants nothing yet may have been forgotten meanwhile.
+            id = self.member(&mut line, gate, 0);
         }
         let waiter = gate.push(waker);
         line.waiting += 1;
