@@ -70,6 +70,7 @@ fn a_tenant_may_borrow_all_that_is_idle_up_to_its_own_limit() {
     wind_up(&limiter);
 }
 
+// QP7
 #[test]
 fn the_next_slot_goes_to_whoever_has_fewest() {
     let limiter = limiter(8, 8);
@@ -118,6 +119,7 @@ fn tenants_that_all_want_more_hold_as_much_as_their_weights_say() {
     wind_up(&limiter);
 }
 
+// QP7
 #[test]
 fn an_owner_of_many_tenants_gets_one_share() {
     let capacity = Capacity::of(2).owners(|tenant: &Tenant| tenant / 100);
@@ -281,7 +283,7 @@ fn a_capacity_is_given_once() {
     let _ = limiter(1, 1).capacity(2);
 }
 
-/// Threads of many tenants; the watch over the capacity is in the handlers.
+// PA3
 #[test]
 fn a_crowd_never_exceeds_the_capacity_nor_a_limit() {
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
