@@ -14,7 +14,7 @@ mod load;
 mod server;
 mod table;
 
-use std::{env, path::PathBuf, process::ExitCode};
+use std::{env, fs, path::PathBuf, process::ExitCode};
 
 use crate::{
     load::Answer,
@@ -44,6 +44,9 @@ async fn main() -> ExitCode {
     table::print(&runs);
     let path = env::args_os().nth(1).map(PathBuf::from);
     let path = path.unwrap_or_else(|| "target/noisy_neighbour.svg".into());
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).expect("the folder of the chart can be made");
+    }
     chart::draw(&runs, &path).expect("the chart can be written");
     println!("Latency over time: {}", path.display());
 
