@@ -20,6 +20,8 @@ pub(super) struct Group {
     idle: BTreeSet<(i128, usize)>,
     /// What whoever starts to want more catches up to, at `since`.
     level: i128,
+    /// How much those that may be served have attained on average in all the time.
+    pace: i128,
     since: u64,
     /// Of all that run or wait.
     weight: u64,
@@ -34,6 +36,7 @@ impl Group {
             let share = per_weight(self.running, self.weight);
             self.level += i128::from(share) * i128::from(time);
         }
+        self.pace += self.mean.slope() * i128::from(time);
         self.since += time;
     }
 
@@ -57,13 +60,30 @@ impl Group {
 
     /// Moves a changed member to its new place.
     pub(super) fn settle<T>(&mut self, index: usize, member: &mut Member<T>, before: Place) {
-        if member.place().wants_more_than(&before) && member.attained <= self.level {
-            member.attained = self.level;
-            member.fresh = true;
-        }
+        self.catch_up(member, before);
         self.count(before, member.place());
         member.ahead = self.mean.is_below(member.attained, self.since);
         self.replace(index, before, member.place());
+    }
+
+    /// Time in which a member wanted nothing earns it nothing, and time in which it could not be
+    /// served earns it no more than it had earned by then.
+    fn catch_up<T>(&self, member: &mut Member<T>, before: Place) {
+        let place = member.place();
+        let target = if before.active.is_none() && place.active.is_some() {
+            self.level
+        } else if before.ready.is_none() && place.ready.is_some() {
+            self.level.min(self.pace - member.lag)
+        } else {
+            if before.ready.is_some() && place.ready.is_none() {
+                member.lag = self.pace - member.attained;
+            }
+            return;
+        };
+        if member.attained <= target {
+            member.attained = target;
+            member.fresh = true;
+        }
     }
 
     /// A member whose place no longer tells whether it is ahead, if one matters.
@@ -133,6 +153,10 @@ struct Mean {
 }
 
 impl Mean {
+    fn slope(&self) -> i128 {
+        self.rate.checked_div(self.weight).unwrap_or_default()
+    }
+
     fn is_below(&self, attained: i128, now: u64) -> bool {
         attained * self.weight > self.origin + self.rate * i128::from(now)
     }

@@ -21,6 +21,8 @@ pub(super) struct Member<T> {
     pub(super) since: u64,
     /// Has attained more than its peers that may be served have on average, seen last.
     pub(super) ahead: bool,
+    /// How far it was behind the pace when it could be served last.
+    pub(super) lag: i128,
     /// Has caught up to the level and not been served since.
     pub(super) fresh: bool,
     /// When it was served last or began to wait.
@@ -48,12 +50,6 @@ impl Place {
     pub(super) fn line(&self) -> Option<(u32, Line)> {
         let (weight, _) = self.active?;
         self.ready.map(|rank| (weight, rank.line))
-    }
-
-    /// Whether it wants a slot and did not, or may be served and might not.
-    pub(super) fn wants_more_than(&self, before: &Self) -> bool {
-        let begins = self.active.is_some() && before.active.is_none();
-        begins || (self.ready.is_some() && before.ready.is_none())
     }
 }
 
@@ -94,6 +90,7 @@ impl<T> Member<T> {
             attained: 0,
             since,
             ahead: false,
+            lag: 0,
             fresh: false,
             turn: 0,
             grown: 0,

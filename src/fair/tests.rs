@@ -6,6 +6,13 @@ use super::{
 };
 
 fn settings() -> Vec<Setting> {
+    let only = std::env::var("ONLY").unwrap_or_default();
+    all()
+        .into_iter()
+        .filter(|s| s.name.contains(&only))
+        .collect()
+}
+fn all() -> Vec<Setting> {
     let backlogged = Tenant::backlogged;
     let many = |n: usize, millis: u64| vec![backlogged(millis); n];
     let long = || {
@@ -182,6 +189,10 @@ fn settings() -> Vec<Setting> {
         .then(400, Change::Weight(1, 1))
         .seconds(500),
         Setting::new("one owner with 50 tenants", 8, of_owner()).seconds(400),
+        Setting::new("Q share below cap", 4, vec![backlogged(10), backlogged(100).weight(3), backlogged(10).cap(1)]),
+        Setting::new("Q share below cap short", 4, vec![backlogged(10), backlogged(10).weight(3), backlogged(10).cap(1)]),
+        Setting::new("Q share below cap 1", 4, vec![backlogged(10), backlogged(13), backlogged(17), backlogged(11), backlogged(10).cap(1)]),
+        Setting::new("Q share below cap 1, long", 4, vec![backlogged(10), backlogged(130), backlogged(17), backlogged(11), backlogged(10).cap(1)]),
         Setting::new("owners by weight", 8, {
             let mut tenants = of_owner();
             tenants.extend([
