@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use slab::Slab;
 
-use crate::fair::member::{Line, Member, Place, Rank, per_weight};
+use crate::fair::member::{Line, MUCH, Member, Place, Rank, per_weight};
 
 #[derive(Debug, Default)]
 pub(super) struct Group {
@@ -62,7 +62,7 @@ impl Group {
     pub(super) fn settle<T>(&mut self, index: usize, member: &mut Member<T>, before: Place) {
         self.catch_up(member, before);
         self.count(before, member.place());
-        member.ahead = self.mean.is_below(member.attained, self.since);
+        member.ahead = self.mean.ahead(member.attained, member.weight, self.since);
         self.replace(index, before, member.place());
     }
 
@@ -90,11 +90,12 @@ impl Group {
     pub(super) fn stale<T>(&self, members: &Slab<Member<T>>) -> Option<usize> {
         let first = self.first_ready().filter(|first| {
             let member = &members[*first];
-            !member.ahead && self.mean.is_below(member.line().at(self.since), self.since)
+            let attained = member.line().at(self.since);
+            self.mean.ahead(attained, member.weight, self.since) != member.ahead
         });
         first.or_else(|| {
             let (attained, index) = self.ahead.first()?;
-            (!self.mean.is_below(*attained, self.since)).then_some(*index)
+            self.mean.reaches(*attained, self.since).then_some(*index)
         })
     }
 
@@ -157,8 +158,15 @@ impl Mean {
         self.rate.checked_div(self.weight).unwrap_or_default()
     }
 
-    fn is_below(&self, attained: i128, now: u64) -> bool {
-        attained * self.weight > self.origin + self.rate * i128::from(now)
+    /// By how many slots a member of this weight is ahead.
+    fn ahead(&self, attained: i128, weight: u32, now: u64) -> usize {
+        let lead = attained * self.weight - self.origin - self.rate * i128::from(now);
+        let much = lead * i128::from(weight) >= self.weight * MUCH;
+        usize::from(lead > 0) + usize::from(lead > 0 && much)
+    }
+
+    fn reaches(&self, attained: i128, now: u64) -> bool {
+        attained * self.weight <= self.origin + self.rate * i128::from(now)
     }
 
     fn replace(&mut self, old: Option<(u32, Line)>, new: Option<(u32, Line)>) {
