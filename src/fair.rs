@@ -2,12 +2,15 @@
 //!
 //! The next free slot goes to the waiting member with the fewest running requests per weight. Ties
 //! go to the one with the least slot-time per weight attained since the crowding began, then to
-//! the one that has been passed for longest. A member that starts to want more catches up to the
-//! level of its group: time in which it wanted nothing earns it nothing.
+//! the one that has been passed for longest. Unequal weights seldom tie, and an owner's slots come
+//! and go while long requests hold on to theirs; so a member ahead of the average of those that
+//! may be served counts as running one more, and one a whole second of slot-time ahead, two more.
+//! Nobody is passed by more than that.
 //!
-//! The level is what the member served last had attained, and between two such moments it rises
-//! as fast as a fair share would. So a stream of passing tenants, who all start at the level,
-//! cannot pass for ever those who have attained a little more.
+//! A member that starts to want something catches up to the level of its group: time in which it
+//! wanted nothing earns it nothing. The level is what the member served last had attained, and
+//! until the next is served it rises as fast as a fair share would. So a stream of passing tenants,
+//! who all start at the level, cannot pass for ever those who have attained a little more.
 //!
 //! A member is a tenant, or an owner of tenants; the rule runs between the members of the top
 //! level first, then between the tenants of the owner chosen. Each step costs O(log n). A member
@@ -78,7 +81,8 @@ impl<T> Fair<T> {
         self.get(id).is_some()
     }
 
-    /// Adds a tenant that has been running `running` requests since `since`.
+    /// Adds a tenant that has been running `running` requests since `since`. If that is none, it
+    /// is forgotten with the next step of another member, unless it runs or waits by then.
     pub(crate) fn add(&mut self, owner: Option<Id>, weight: u32, running: usize, since: u64) -> Id {
         let mut member = Member::new(weight, running, since);
         member.home = owner.and_then(|owner| self.get(owner)?.group);
@@ -251,8 +255,10 @@ impl<T> Fair<T> {
     }
 
     fn change_owner(&mut self, id: Id, now: u64, change: impl FnOnce(&mut Member<T>, &mut Group)) {
-        self.step_owner(id, now, change);
-        self.tidy(None, now);
+        if self.contains(id) {
+            self.step_owner(id, now, change);
+            self.tidy(None, now);
+        }
     }
 
     fn step_owner(&mut self, id: Id, now: u64, change: impl FnOnce(&mut Member<T>, &mut Group)) {

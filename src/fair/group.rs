@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use slab::Slab;
 
-use crate::fair::member::{Line, Member, Place, Rank, per_weight};
+use crate::fair::member::{Line, MUCH, Member, Place, Rank, per_weight};
 
 #[derive(Debug, Default)]
 pub(super) struct Group {
@@ -20,6 +20,8 @@ pub(super) struct Group {
     idle: BTreeSet<(i128, usize)>,
     /// What whoever starts to want more catches up to, at `since`.
     level: i128,
+    /// How much those that may be served have attained on average in all the time.
+    pace: i128,
     since: u64,
     /// Of all that run or wait.
     weight: u64,
@@ -34,6 +36,7 @@ impl Group {
             let share = per_weight(self.running, self.weight);
             self.level += i128::from(share) * i128::from(time);
         }
+        self.pace += self.mean.slope() * i128::from(time);
         self.since += time;
     }
 
@@ -57,24 +60,42 @@ impl Group {
 
     /// Moves a changed member to its new place.
     pub(super) fn settle<T>(&mut self, index: usize, member: &mut Member<T>, before: Place) {
-        if member.place().wants_more_than(&before) && member.attained <= self.level {
-            member.attained = self.level;
+        self.catch_up(member, before);
+        self.count(before, member.place());
+        member.ahead = self.mean.ahead(member.attained, member.weight, self.since);
+        self.replace(index, before, member.place());
+    }
+
+    /// Time in which a member wanted nothing earns it nothing, and time in which it could not be
+    /// served earns it no more than it had earned by then.
+    fn catch_up<T>(&self, member: &mut Member<T>, before: Place) {
+        let place = member.place();
+        let target = if before.active.is_none() && place.active.is_some() {
+            self.level
+        } else if before.ready.is_none() && place.ready.is_some() {
+            self.level.min(self.pace - member.lag)
+        } else {
+            if before.ready.is_some() && place.ready.is_none() {
+                member.lag = self.pace - member.attained;
+            }
+            return;
+        };
+        if member.attained <= target {
+            member.attained = target;
             member.fresh = true;
         }
-        self.count(before, member.place());
-        member.ahead = self.mean.is_below(member.attained, self.since);
-        self.replace(index, before, member.place());
     }
 
     /// A member whose place no longer tells whether it is ahead, if one matters.
     pub(super) fn stale<T>(&self, members: &Slab<Member<T>>) -> Option<usize> {
         let first = self.first_ready().filter(|first| {
             let member = &members[*first];
-            !member.ahead && self.mean.is_below(member.line().at(self.since), self.since)
+            let attained = member.line().at(self.since);
+            self.mean.ahead(attained, member.weight, self.since) != member.ahead
         });
         first.or_else(|| {
             let (attained, index) = self.ahead.first()?;
-            (!self.mean.is_below(*attained, self.since)).then_some(*index)
+            self.mean.reaches(*attained, self.since).then_some(*index)
         })
     }
 
@@ -133,8 +154,19 @@ struct Mean {
 }
 
 impl Mean {
-    fn is_below(&self, attained: i128, now: u64) -> bool {
-        attained * self.weight > self.origin + self.rate * i128::from(now)
+    fn slope(&self) -> i128 {
+        self.rate.checked_div(self.weight).unwrap_or_default()
+    }
+
+    /// By how many slots a member of this weight is ahead.
+    fn ahead(&self, attained: i128, weight: u32, now: u64) -> usize {
+        let lead = attained * self.weight - self.origin - self.rate * i128::from(now);
+        let much = lead * i128::from(weight) >= self.weight * MUCH;
+        usize::from(lead > 0) + usize::from(lead > 0 && much)
+    }
+
+    fn reaches(&self, attained: i128, now: u64) -> bool {
+        attained * self.weight <= self.origin + self.rate * i128::from(now)
     }
 
     fn replace(&mut self, old: Option<(u32, Line)>, new: Option<(u32, Line)>) {

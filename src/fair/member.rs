@@ -2,6 +2,9 @@
 
 use crate::fair::Id;
 
+/// The slot-time by which a member is much ahead: a second, in the units of what is attained.
+pub(super) const MUCH: i128 = 1_000_000_000 << 32;
+
 /// A tenant, or an owner of tenants.
 #[derive(Debug)]
 pub(super) struct Member<T> {
@@ -19,8 +22,11 @@ pub(super) struct Member<T> {
     /// Slot-time per weight up to `since`.
     pub(super) attained: i128,
     pub(super) since: u64,
-    /// Has attained more than its peers that may be served have on average, seen last.
-    pub(super) ahead: bool,
+    /// How many more than it runs it counts for: one if it has attained more than those that may
+    /// be served have on average, two if much more. As it was when last looked at.
+    pub(super) ahead: usize,
+    /// How far it was behind the pace when it could be served last.
+    pub(super) lag: i128,
     /// Has caught up to the level and not been served since.
     pub(super) fresh: bool,
     /// When it was served last or began to wait.
@@ -36,7 +42,7 @@ pub(super) struct Place {
     /// Weight and running, of a member that wants something.
     pub(super) active: Option<(u32, usize)>,
     pub(super) ready: Option<Rank>,
-    /// What one that may be served and is ahead has attained.
+    /// What its peers attain when one that is ahead counts for less.
     pub(super) ahead: Option<i128>,
     pub(super) backlog: Option<(u64, u64)>,
     /// What one that wants nothing has attained.
@@ -48,12 +54,6 @@ impl Place {
     pub(super) fn line(&self) -> Option<(u32, Line)> {
         let (weight, _) = self.active?;
         self.ready.map(|rank| (weight, rank.line))
-    }
-
-    /// Whether it wants a slot and did not, or may be served and might not.
-    pub(super) fn wants_more_than(&self, before: &Self) -> bool {
-        let begins = self.active.is_some() && before.active.is_none();
-        begins || (self.ready.is_some() && before.ready.is_none())
     }
 }
 
@@ -93,7 +93,8 @@ impl<T> Member<T> {
             open: false,
             attained: 0,
             since,
-            ahead: false,
+            ahead: 0,
+            lag: 0,
             fresh: false,
             turn: 0,
             grown: 0,
@@ -131,7 +132,7 @@ impl<T> Member<T> {
         Place {
             active: active.then_some((self.weight, self.running)),
             ready: ready.then(|| self.rank()),
-            ahead: (ready && self.ahead).then_some(self.attained),
+            ahead: (ready && self.ahead > 0).then(|| self.threshold()),
             backlog: waits.then(|| (self.backlog(), self.grown)),
             idle: (!active).then_some(self.attained),
         }
@@ -145,8 +146,16 @@ impl<T> Member<T> {
         per_weight(self.waiting + 1, u64::from(self.weight))
     }
 
+    /// What the others have attained on average when it is no longer as far ahead.
+    fn threshold(&self) -> i128 {
+        if self.ahead == 1 {
+            return self.attained;
+        }
+        self.attained - MUCH / i128::from(self.weight)
+    }
+
     fn rank(&self) -> Rank {
-        let counted = self.running + usize::from(self.ahead);
+        let counted = self.running + self.ahead;
         Rank {
             counted: per_weight(counted, u64::from(self.weight)),
             line: self.line(),

@@ -131,7 +131,7 @@ impl Setting {
             owner_weights: vec![1; owners.map_or(0, |owner| owner + 1)],
             tenants,
             changes: Vec::new(),
-            seconds: 100,
+            seconds: 40,
         }
     }
 

@@ -1,296 +1,651 @@
-//! Each tenant's slots against the oracle, and the rules of the scheduler one by one.
+//! Each tenant's slots against the oracle, the figures, and the rules of the scheduler one by one.
 
 use super::{
+    Fair,
     oracle::jain,
-    simulation::{Change, Outcome, Rule, Setting, Tenant, run},
+    simulation::{Change, MS, Outcome, Rule, Setting, Tenant, run},
 };
 
-fn settings() -> Vec<Setting> {
-    let backlogged = Tenant::backlogged;
-    let many = |n: usize, millis: u64| vec![backlogged(millis); n];
-    let long = || {
-        let mut tenants = many(12, 10);
-        tenants.push(backlogged(100));
-        tenants
-    };
-    let of_owner = || {
-        let mut tenants: Vec<_> = many(50, 10).into_iter().map(|t| t.owner(0)).collect();
-        tenants.extend(many(3, 10));
-        tenants
-    };
-    let weighted = |lengths: [u64; 3]| {
-        [1, 2, 4]
-            .into_iter()
-            .zip(lengths)
-            .map(|(w, l)| backlogged(l).weight(w))
-            .collect::<Vec<_>>()
-    };
-    vec![
-        Setting::new("4 equal", 8, many(4, 10)),
-        Setting::new("3 equal", 8, many(3, 10)),
-        Setting::new("13 equal", 8, many(13, 10)),
-        Setting::new(
-            "3 unequal backlogs",
-            8,
-            vec![
-                backlogged(10),
-                backlogged(10).outstanding(200),
-                backlogged(10).outstanding(9),
-            ],
-        ),
+fn backlogged(millis: u64) -> Tenant {
+    Tenant::backlogged(millis)
+}
+
+fn long_among_short() -> Vec<Tenant> {
+    let mut tenants = vec![backlogged(10); 12];
+    tenants.push(backlogged(100));
+    tenants
+}
+
+fn weighted(of: &[(u32, u64)]) -> Vec<Tenant> {
+    let tenant = |(weight, millis): &(u32, u64)| backlogged(*millis).weight(*weight);
+    of.iter().map(tenant).collect()
+}
+
+/// One owner with 50 tenants beside three without one.
+fn many_of_one_owner() -> Vec<Tenant> {
+    let mut tenants = vec![backlogged(10).owner(0); 50];
+    tenants.extend(vec![backlogged(10); 3]);
+    tenants
+}
+
+/// Within 1 % of what the oracle says, no slot idle.
+fn assert_fair(settings: &[Setting]) {
+    for setting in settings {
+        let outcome = run(setting, Rule::Fair, 1);
+        let error = outcome.error() * 100.0;
+        println!("{:40} {error:.3} %", setting.name);
+        assert!(error <= 1.0, "{} {:.3?}", setting.name, outcome.stretches);
+        assert_eq!(outcome.idle, 0, "{}", setting.name);
+    }
+}
+
+#[test]
+fn backlogged_tenants_hold_equal_shares() {
+    let unequal = vec![
+        backlogged(10),
+        backlogged(10).outstanding(200),
+        backlogged(10).outstanding(9),
+    ];
+    let random = [10, 10, 100].map(|millis| backlogged(millis).random());
+    assert_fair(&[
+        Setting::new("4 equal", 8, vec![backlogged(10); 4]),
+        Setting::new("3 equal", 8, vec![backlogged(10); 3]),
+        Setting::new("13 equal", 8, vec![backlogged(10); 13]),
+        Setting::new("3 unequal backlogs", 8, unequal),
         Setting::new(
             "lengths 10, 10, 100",
             8,
-            vec![backlogged(10), backlogged(10), backlogged(100)],
+            [10, 10, 100].map(backlogged).to_vec(),
         ),
-        Setting::new("lengths 12x10, 100", 8, long()),
-        Setting::new("weights 1, 2, 4", 8, weighted([10; 3])),
-        Setting::new(
-            "weights 1, 2, 4, lengths 10, 10, 100",
-            8,
-            weighted([10, 10, 100]),
-        ),
-        Setting::new(
-            "weights 1, 2, 4, lengths 100, 10, 10",
-            8,
-            weighted([100, 10, 10]),
-        ),
-        Setting::new(
-            "caps below shares",
-            8,
-            vec![
-                backlogged(10).cap(1),
-                backlogged(10).cap(2),
-                backlogged(10),
-                backlogged(30),
-            ],
-        ),
-        Setting::new(
-            "weights and caps",
-            10,
-            vec![
-                backlogged(10).weight(4).cap(2),
-                backlogged(10).weight(1),
-                backlogged(70).weight(3),
-            ],
-        ),
-        Setting::new(
-            "13 with one at a time",
-            8,
-            long()
-                .into_iter()
-                .map(|t| t.outstanding(1).random())
-                .collect(),
-        )
-        .seconds(2000),
-        Setting::new(
-            "weights 1, 3",
-            7,
-            vec![backlogged(10), backlogged(10).weight(3)],
-        ),
-        Setting::new(
-            "weights 1, 3, long",
-            7,
-            vec![backlogged(100), backlogged(10).weight(3)],
-        ),
-        Setting::new(
-            "weights 3, 1, long",
-            7,
-            vec![backlogged(10), backlogged(100).weight(3)],
-        ),
-        Setting::new(
-            "weights 100, 70, 30, 7",
-            7,
-            vec![
-                backlogged(10).weight(100),
-                backlogged(10).weight(70),
-                backlogged(100).weight(30),
-                backlogged(10).weight(7),
-            ],
-        ),
-        Setting::new(
-            "weights 1..20",
-            8,
-            (1..=20)
-                .map(|w| backlogged(if w % 4 == 0 { 100 } else { 10 }).weight(w))
-                .collect(),
-        )
-        .seconds(400),
-        Setting::new(
-            "weights 1..20 random",
-            50,
-            (1..=20)
-                .map(|w| {
-                    backlogged(if w % 4 == 0 { 100 } else { 10 })
-                        .weight(w)
-                        .random()
-                })
-                .collect(),
-        )
-        .seconds(1000),
-        Setting::new("one at a time among backlogged", 8, {
-            let mut tenants: Vec<_> = long()
-                .into_iter()
-                .map(|t| t.outstanding(1).random())
-                .collect();
-            tenants.extend([backlogged(10).random(), backlogged(100).random()]);
-            tenants
-        })
-        .seconds(2000),
-        Setting::new(
-            "random lengths 10, 10, 100",
-            8,
-            vec![
-                backlogged(10).random(),
-                backlogged(10).random(),
-                backlogged(100).random(),
-            ],
-        )
-        .seconds(400),
-        Setting::new(
-            "arrivals and departures",
-            8,
-            vec![
-                backlogged(10),
-                backlogged(100),
-                backlogged(10).absent(),
-                backlogged(30).absent().cap(1),
-                backlogged(100).absent(),
-            ],
-        )
-        .then(100, Change::Join(2))
-        .then(200, Change::Join(3))
-        .then(300, Change::Leave(0))
-        .then(400, Change::Join(4))
-        .then(500, Change::Join(0))
-        .then(600, Change::Leave(1))
-        .seconds(700),
-        Setting::new("capacity cut and raised", 8, long())
-            .then(100, Change::Capacity(3))
-            .then(300, Change::Capacity(20))
-            .then(400, Change::Capacity(1))
-            .then(800, Change::Capacity(8))
-            .seconds(900),
-        Setting::new(
-            "weights and caps changed",
-            8,
-            vec![backlogged(10).cap(1), backlogged(10), backlogged(100)],
-        )
-        .then(100, Change::Weight(1, 3))
-        .then(200, Change::Cap(0, 100))
-        .then(300, Change::Cap(2, 1))
-        .then(400, Change::Weight(1, 1))
-        .seconds(500),
-        Setting::new("one owner with 50 tenants", 8, of_owner()).seconds(400),
-        Setting::new("owners by weight", 8, {
-            let mut tenants = of_owner();
-            tenants.extend([
-                backlogged(10).owner(1).weight(1),
-                backlogged(100).owner(1).weight(3),
-                backlogged(10).owner(1).cap(1),
-            ]);
-            tenants
-        })
-        .owner_weights(&[2, 5])
-        .then(400, Change::OwnerWeight(0, 1))
-        .seconds(1200),
-    ]
+        Setting::new("lengths 12 x 10, 100", 8, long_among_short()),
+        Setting::new("random lengths 10, 10, 100", 8, random.to_vec()),
+    ]);
 }
 
 #[test]
-fn everybody_holds_its_fair_share() {
-    for setting in settings() {
-        let outcome = run(&setting, Rule::Fair, 1);
-        let others = [Rule::Fifo, Rule::RoundRobin, Rule::LongestUnserved]
-            .map(|rule| format!("{:6.1}", run(&setting, rule, 1).error() * 100.0));
-        println!(
-            "{:40} {:6.3} %  others {others:?}",
-            setting.name,
-            outcome.error() * 100.0
-        );
-        if outcome.error() > 0.01 {
-            for stretch in &outcome.stretches {
-                println!(
-                    "   {}",
-                    stretch
-                        .iter()
-                        .map(|(h, s)| format!("{h:.3}/{s:.3}"))
-                        .collect::<Vec<_>>()
-                        .join(" ")
-                );
-            }
-        }
-    }
-}
-
-#[test]
-fn figures() {
-    let quiet = |n| vec![Tenant::quiet(); n];
-    let flood = |ms| Tenant::backlogged(ms).random().outstanding(200);
-    let with = |mut tenants: Vec<Tenant>, more: Vec<Tenant>| {
-        tenants.extend(more);
-        tenants
+fn weights_and_caps_are_kept_whatever_the_lengths() {
+    let capped = |of: [(u32, u64, usize); 3]| {
+        of.map(|(weight, millis, cap)| backlogged(millis).weight(weight).cap(cap))
+            .to_vec()
     };
-    let settings = [
-        Setting::new("flooder", 8, with(quiet(7), vec![flood(10)])).seconds(60),
-        Setting::new("flooder 10x longer", 8, with(quiet(7), vec![flood(100)])).seconds(60),
+    let range: Vec<_> = (1..=12)
+        .map(|w| (w, if w % 4 == 0 { 100 } else { 10 }))
+        .collect();
+    assert_fair(&[
+        Setting::new("weights 1, 2, 4", 8, weighted(&[(1, 10), (2, 10), (4, 10)])),
         Setting::new(
-            "flooder capped at 4",
+            "the first longer",
             8,
-            with(quiet(7), vec![flood(10).cap(4)]),
-        )
-        .seconds(60),
+            weighted(&[(1, 100), (2, 10), (4, 10)]),
+        ),
         Setting::new(
-            "50 keys, one owner",
+            "the last longer",
             8,
-            with(quiet(7), vec![flood(10).outstanding(4).owner(0); 50]),
-        )
-        .seconds(60),
+            weighted(&[(1, 10), (2, 10), (4, 100)]),
+        ),
         Setting::new(
-            "50 keys, no owner",
+            "weights 1, 3, no tie ever",
+            7,
+            weighted(&[(1, 10), (3, 10)]),
+        ),
+        Setting::new(
+            "weights 100, 30, 7",
+            7,
+            weighted(&[(100, 10), (30, 100), (7, 10)]),
+        ),
+        Setting::new("weights 1 to 12", 8, weighted(&range)),
+        Setting::new(
+            "two caps below shares",
             8,
-            with(quiet(7), vec![flood(10).outstanding(4); 50]),
-        )
-        .seconds(60),
+            capped([(1, 10, 1), (1, 10, 2), (1, 30, 9)]),
+        ),
+        Setting::new(
+            "weights, one cap below",
+            10,
+            capped([(4, 10, 2), (1, 10, 20), (3, 70, 20)]),
+        ),
+        Setting::new(
+            "a share just below a cap",
+            4,
+            capped([(1, 10, 9), (3, 100, 9), (1, 10, 1)]),
+        ),
+    ]);
+}
+
+#[test]
+fn shares_follow_who_is_there_and_what_there_is() {
+    let coming_and_going = vec![
+        backlogged(10),
+        backlogged(100),
+        backlogged(10).absent(),
+        backlogged(30).absent().cap(1),
+        backlogged(100).absent(),
     ];
-    for setting in settings {
-        for rule in [
-            Rule::Fair,
-            Rule::Fifo,
+    let changed = vec![backlogged(10).cap(1), backlogged(10), backlogged(100)];
+    assert_fair(&[
+        Setting::new("arrivals and departures", 8, coming_and_going)
+            .then(30, Change::Join(2))
+            .then(60, Change::Join(3))
+            .then(90, Change::Leave(0))
+            .then(120, Change::Join(4))
+            .then(150, Change::Join(0))
+            .then(180, Change::Leave(1))
+            .seconds(210),
+        Setting::new("capacity cut and raised", 8, long_among_short())
+            .then(30, Change::Capacity(3))
+            .then(100, Change::Capacity(20))
+            .then(130, Change::Capacity(1))
+            .then(430, Change::Capacity(8))
+            .seconds(460),
+        Setting::new("weights and caps changed", 8, changed)
+            .then(40, Change::Weight(1, 3))
+            .then(80, Change::Cap(0, 100))
+            .then(120, Change::Cap(2, 1))
+            .then(160, Change::Weight(1, 1))
+            .seconds(200),
+    ]);
+}
+
+#[test]
+fn owners_share_first() {
+    let mut owners = many_of_one_owner();
+    owners.extend(
+        weighted(&[(1, 10), (3, 100)])
+            .into_iter()
+            .map(|tenant| tenant.owner(1)),
+    );
+    owners.push(backlogged(10).owner(1).cap(1));
+    let lengths = vec![
+        backlogged(100).owner(0),
+        backlogged(5).owner(0),
+        backlogged(5),
+    ];
+    assert_fair(&[
+        Setting::new("one owner with 50 tenants", 8, many_of_one_owner()).seconds(100),
+        Setting::new("an owner's tenants of unequal lengths", 3, lengths).seconds(300),
+        Setting::new("owners by weight", 8, owners)
+            .owner_weights(&[2, 5])
+            .then(200, Change::OwnerWeight(0, 1))
+            .seconds(500),
+    ]);
+}
+
+#[test]
+fn other_rules_are_unfair_by_the_same_check() {
+    let unequal = vec![backlogged(10), backlogged(10).outstanding(200)];
+    let cases = [
+        (Rule::Fifo, Setting::new("unequal backlogs", 8, unequal)),
+        (Rule::Fifo, Setting::new("lengths", 8, long_among_short())),
+        (
             Rule::RoundRobin,
+            Setting::new("lengths", 8, long_among_short()),
+        ),
+        (
             Rule::LongestUnserved,
-        ] {
-            let mut p99s: Vec<f64> = Vec::new();
-            let mut jains: Vec<f64> = Vec::new();
-            let mut jains2: Vec<f64> = Vec::new();
-            let mut idle = 0;
-            for seed in 1..=5 {
-                let outcome = run(&setting, rule, seed);
-                let mut waits: Vec<f64> = outcome.waits[..7].concat();
-                waits.sort_by(f64::total_cmp);
-                p99s.push(waits[waits.len() * 99 / 100]);
-                let s: Vec<f64> = outcome.stretches[0]
-                    .iter()
-                    .map(|(h, s)| (h / s).min(1.0))
-                    .collect();
-                jains.push(jain(&s));
-                let s: Vec<f64> = outcome.stretches[0].iter().map(|(h, s)| (h / s)).collect();
-                jains2.push(jain(&s));
-                idle += outcome.idle;
-            }
-            let median = |mut v: Vec<f64>| {
-                v.sort_by(f64::total_cmp);
-                v[2]
+            Setting::new("lengths", 8, long_among_short()),
+        ),
+        (
+            Rule::LongestUnserved,
+            Setting::new("weights", 7, weighted(&[(1, 10), (3, 10)])),
+        ),
+        (
+            Rule::RoundRobin,
+            Setting::new("one owner with 50", 8, many_of_one_owner()),
+        ),
+    ];
+    for (rule, setting) in cases {
+        let error = run(&setting, rule, 1).error() * 100.0;
+        println!("{rule:?}, {}: {error:.1} %", setting.name);
+        assert!(error > 10.0, "{rule:?} {} {error}", setting.name);
+    }
+}
+
+/// The p99 of the quiet tenants' waits in ms, and how evenly all hold their shares.
+fn median_of_five(setting: &Setting, rule: Rule) -> (f64, f64) {
+    let median = |mut values: Vec<f64>| {
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    let figures = (1..=5).map(|seed| {
+        let outcome = run(setting, rule, seed);
+        assert_eq!(outcome.idle, 0);
+        (quiet_p99(&outcome), evenness(&outcome))
+    });
+    let (p99s, evenness): (Vec<_>, Vec<_>) = figures.unzip();
+    let (p99, evenness) = (median(p99s), median(evenness));
+    println!(
+        "{:22} {rule:16?} p99 {p99:7.1} ms, Jain {evenness:.4}",
+        setting.name
+    );
+    (p99, evenness)
+}
+
+fn quiet_p99(outcome: &Outcome) -> f64 {
+    let mut waits = outcome.waits[..7].concat();
+    waits.sort_by(f64::total_cmp);
+    waits[waits.len() * 99 / 100]
+}
+
+/// Jain's index of what each got of its share, more than all of it counting as all.
+fn evenness(outcome: &Outcome) -> f64 {
+    let got = outcome.stretches[0]
+        .iter()
+        .map(|(held, share)| (held / share).min(1.0));
+    jain(&got.collect::<Vec<_>>())
+}
+
+/// Seven quiet tenants and those given, for a minute.
+fn noise(name: &'static str, flood: Vec<Tenant>) -> Setting {
+    let mut tenants = vec![Tenant::quiet(); 7];
+    tenants.extend(flood);
+    Setting::new(name, 8, tenants).seconds(60)
+}
+
+fn flooder(millis: u64) -> Tenant {
+    backlogged(millis).random().outstanding(200)
+}
+
+#[test]
+fn a_flooder_costs_the_quiet_little() {
+    let flood = noise("flooder", vec![flooder(10)]);
+    let (p99, evenness) = median_of_five(&flood, Rule::Fair);
+    assert!(p99 <= 10.0 && evenness >= 0.998);
+    let (p99, evenness) = median_of_five(&flood, Rule::Fifo);
+    assert!(p99 > 200.0 && evenness < 0.3);
+    median_of_five(&flood, Rule::RoundRobin);
+    median_of_five(&flood, Rule::LongestUnserved);
+}
+
+#[test]
+fn a_flooder_of_long_requests_costs_less_than_in_turn() {
+    let flood = noise("flooder, 10 x longer", vec![flooder(100)]);
+    let (p99, evenness) = median_of_five(&flood, Rule::Fair);
+    let (in_turn, _) = median_of_five(&flood, Rule::RoundRobin);
+    assert!(p99 <= 48.0 && p99 < in_turn && evenness >= 0.97);
+    median_of_five(&flood, Rule::Fifo);
+}
+
+#[test]
+fn a_capped_flooder_leaves_room_for_the_quiet() {
+    let flood = noise("flooder capped at 4", vec![flooder(10).cap(4)]);
+    assert!(median_of_five(&flood, Rule::Fair).0 <= 12.5);
+    let flood = noise("capped, 10 x longer", vec![flooder(100).cap(4)]);
+    assert!(median_of_five(&flood, Rule::Fair).0 <= 12.5);
+}
+
+#[test]
+fn a_flooder_with_50_keys_is_one_owner() {
+    let keys = |key: Tenant| noise("flooder on 50 keys", vec![key.outstanding(4); 50]);
+    assert!(median_of_five(&keys(flooder(10).owner(0)), Rule::Fair).0 <= 10.0);
+    println!("without owners:");
+    median_of_five(&keys(flooder(10)), Rule::Fair);
+    median_of_five(&keys(flooder(10)), Rule::RoundRobin);
+}
+
+/// 50 tenants that come once wait at any time, each of an owner of its own if `owned`. Says after
+/// how many of them one is served that had a turn before, and how many are remembered at most.
+fn storm(owned: bool, passing: usize) -> (usize, usize) {
+    let (mut fair, mut now) = (Fair::new(), 0);
+    let come = |fair: &mut Fair<bool>, now, old| {
+        let owner = owned.then(|| fair.add_owner(1, 0, 0));
+        let id = fair.add(owner, 1, 0, 0);
+        fair.wait(id, now, true, old);
+        id
+    };
+    let old = come(&mut fair, now, true);
+    fair.start(old, now, true);
+    for _ in 0..50 {
+        come(&mut fair, now, false);
+    }
+    fair.wait(old, now, true, true);
+    let mut running = std::collections::VecDeque::from([old]);
+    let (mut served, mut most) = (None, 0);
+    for passed in 0..passing {
+        if running.len() == 8 {
+            now += 10 * MS / 8;
+            let ended = running.pop_front().unwrap();
+            fair.end(ended, now, true);
+        }
+        let (id, is_old) = fair.next().map(|(id, old)| (id, *old)).unwrap();
+        if is_old {
+            served.get_or_insert(passed);
+        }
+        fair.start(id, now, true);
+        running.push_back(id);
+        come(&mut fair, now, false);
+        most = most.max(fair.members.len() + fair.groups.len());
+    }
+    (served.unwrap_or(passing), most)
+}
+
+#[test]
+fn passing_tenants_neither_starve_the_others_nor_stay() {
+    for (owned, members) in [(false, 150), (true, 450)] {
+        let (served, most) = storm(owned, 50_000);
+        println!("served after {served}, {most} remembered");
+        assert!(served <= 150, "{served}");
+        assert!(most <= members, "{most}");
+    }
+}
+
+#[test]
+fn a_forgotten_member_is_recognised() {
+    let mut fair = Fair::new();
+    let owner = fair.add_owner(1, 0, 0);
+    let id = fair.add(Some(owner), 1, 0, 0);
+    fair.wait(id, 0, true, 'a');
+    assert_eq!(fair.stop_waiting(id, 0, 1), Some('a'));
+    assert!(fair.is_empty() && !fair.contains(id) && !fair.contains(owner));
+    let other = fair.add(None, 1, 0, 0);
+    fair.wait(id, 0, true, 'b');
+    fair.owner_enter(owner, 0);
+    assert!(fair.contains(other) && !fair.contains(id) && fair.next().is_none());
+    fair.clear();
+    assert!(!fair.contains(other));
+}
+
+#[test]
+fn the_first_ticket_stays_until_nobody_waits() {
+    let mut fair = Fair::new();
+    let id = fair.add(None, 1, 0, 0);
+    for ticket in ['a', 'b', 'c'] {
+        fair.wait(id, 0, true, ticket);
+    }
+    assert_eq!(fair.start(id, 0, true), None);
+    assert_eq!(fair.stop_waiting(id, 0, 1), None);
+    assert_eq!(fair.next(), Some((id, &'a')));
+    assert_eq!(fair.start(id, 0, true), Some('a'));
+    assert_eq!(fair.next(), None);
+}
+
+#[test]
+fn an_owner_whose_tenants_are_no_members_counts_what_they_run() {
+    let mut fair = Fair::new();
+    let busy = fair.add_owner(1, 2, 0);
+    let tenant = fair.add(Some(busy), 1, 0, 0);
+    let other = fair.add(None, 1, 1, 0);
+    fair.wait(tenant, 0, true, 'a');
+    fair.wait(other, 0, true, 'b');
+    assert_eq!(fair.next(), Some((other, &'b')));
+    fair.owner_end(busy, 0);
+    fair.owner_end(busy, 0);
+    assert_eq!(fair.next(), Some((tenant, &'a')));
+    fair.owner_enter(busy, 0);
+    fair.owner_enter(busy, 0);
+    assert_eq!(fair.next(), Some((other, &'b')));
+}
+
+mod property {
+    use proptest::prelude::*;
+
+    use super::super::{Fair, Id};
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Wait,
+        StopWaiting,
+        Next,
+        Enter,
+        End,
+        Open(bool),
+        Weight(u32),
+        OwnerWeight(u32),
+    }
+
+    #[derive(Debug, Default)]
+    struct Naive {
+        id: Option<Id>,
+        owner: Option<usize>,
+        weight: u32,
+        running: usize,
+        waiting: usize,
+        open: bool,
+        grown: usize,
+    }
+
+    /// Six tenants, four of them of two owners, beside a list of what each should be.
+    struct Both {
+        fair: Fair<usize>,
+        tenants: Vec<Naive>,
+        owners: Vec<Naive>,
+        now: u64,
+        steps: usize,
+    }
+
+    impl Both {
+        fn new(weights: &[u32]) -> Self {
+            let naive = |owner, weight: u32| Naive {
+                owner,
+                weight,
+                open: true,
+                ..Naive::default()
             };
-            println!(
-                "{:24} {:16} p99 {:7.1} jain {:.4} uncapped {:.4} idle {idle}",
-                setting.name,
-                format!("{rule:?}"),
-                median(p99s),
-                median(jains),
-                median(jains2)
+            let of = [Some(0), Some(0), Some(1), Some(1), None, None];
+            Self {
+                fair: Fair::new(),
+                tenants: of
+                    .into_iter()
+                    .zip(weights)
+                    .map(|(o, w)| naive(o, *w))
+                    .collect(),
+                owners: weights[6..].iter().map(|w| naive(None, *w)).collect(),
+                now: 0,
+                steps: 0,
+            }
+        }
+
+        fn member(&mut self, tenant: usize) -> Id {
+            let of = self.tenants[tenant].owner;
+            let owner = of.map(|owner| {
+                let naive = &mut self.owners[owner];
+                let known = naive.id.filter(|id| self.fair.contains(*id));
+                known.unwrap_or_else(|| self.fair.add_owner(naive.weight, 0, self.now))
+            });
+            if let (Some(of), Some(id)) = (of, owner) {
+                self.owners[of].id = Some(id);
+            }
+            let naive = &mut self.tenants[tenant];
+            let known = naive.id.filter(|id| self.fair.contains(*id));
+            let id = known.unwrap_or_else(|| {
+                assert_eq!((naive.running, naive.waiting), (0, 0), "forgotten in use");
+                self.fair.add(owner, naive.weight, 0, self.now)
+            });
+            naive.id = Some(id);
+            id
+        }
+
+        fn take(&mut self, tenant: usize, step: Step) {
+            self.steps += 1;
+            let (id, now) = (self.member(tenant), self.now);
+            let naive = &mut self.tenants[tenant];
+            match step {
+                Step::Wait => {
+                    naive.waiting += 1;
+                    naive.grown = self.steps;
+                    if let Some(owner) = naive.owner {
+                        self.owners[owner].grown = self.steps;
+                    }
+                    self.fair.wait(id, now, naive.open, tenant);
+                }
+                Step::StopWaiting => {
+                    let count = naive.waiting.min(2);
+                    naive.waiting -= count;
+                    let had = count > 0;
+                    let ticket = self.fair.stop_waiting(id, now, count);
+                    assert_eq!(ticket.is_some(), had && naive.waiting == 0);
+                }
+                Step::Next => self.serve(),
+                Step::Enter => {
+                    naive.running += 1;
+                    self.fair.enter(id, now, naive.open);
+                }
+                Step::End if naive.running > 0 => {
+                    naive.running -= 1;
+                    self.fair.end(id, now, naive.open);
+                }
+                Step::End => {}
+                Step::Open(open) => {
+                    naive.open = open;
+                    self.fair.set_open(id, now, open);
+                }
+                Step::Weight(weight) => {
+                    naive.weight = weight;
+                    self.fair.set_weight(id, now, weight);
+                }
+                Step::OwnerWeight(weight) => {
+                    if let Some(owner) = naive.owner {
+                        self.owners[owner].weight = weight;
+                        let id = self.owners[owner].id;
+                        self.fair.set_weight(id.unwrap(), now, weight);
+                    }
+                }
+            }
+        }
+
+        fn serve(&mut self) {
+            let Some((id, tenant)) = self.fair.next().map(|(id, tenant)| (id, *tenant)) else {
+                assert!((0..6).all(|tenant| !self.eligible(tenant)));
+                return;
+            };
+            assert!(self.eligible(tenant));
+            self.assert_turn(tenant);
+            let naive = &mut self.tenants[tenant];
+            assert_eq!(naive.id, Some(id));
+            naive.waiting -= 1;
+            naive.running += 1;
+            let ticket = self.fair.start(id, self.now, naive.open);
+            assert_eq!(ticket, (naive.waiting == 0).then_some(tenant));
+        }
+
+        fn eligible(&self, tenant: usize) -> bool {
+            self.tenants[tenant].waiting > 0 && self.tenants[tenant].open
+        }
+
+        /// Nobody is passed by more than two slots.
+        fn assert_turn(&self, tenant: usize) {
+            let top = |t: usize| self.tenants[t].owner.map_or(10 + t, |owner| owner);
+            for other in (0..6).filter(|other| self.eligible(*other)) {
+                let ((a, b), weights) = if top(other) == top(tenant) {
+                    let (t, o) = (&self.tenants[tenant], &self.tenants[other]);
+                    ((t.running, o.running), (t.weight, o.weight))
+                } else {
+                    let (t, o) = (self.outer(tenant), self.outer(other));
+                    ((t.0, o.0), (t.2, o.2))
+                };
+                let (w, v) = (weights.0.max(1) as usize, weights.1.max(1) as usize);
+                assert!(a * v <= (b + 2) * w, "{a} of {w} passed {b} of {v}");
+            }
+        }
+
+        /// What the owner of a tenant, or the tenant without one, runs and waits for; its weight
+        /// and when it grew.
+        fn outer(&self, tenant: usize) -> (usize, usize, u32, usize) {
+            let naive = &self.tenants[tenant];
+            let Some(owner) = naive.owner else {
+                return (naive.running, naive.waiting, naive.weight, naive.grown);
+            };
+            let of = || {
+                self.tenants
+                    .iter()
+                    .filter(|naive| naive.owner == Some(owner))
+            };
+            let (running, waiting) = (of().map(|n| n.running).sum(), of().map(|n| n.waiting).sum());
+            let naive = &self.owners[owner];
+            (running, waiting, naive.weight, naive.grown)
+        }
+
+        fn longest(&self) -> Option<usize> {
+            let per_weight = |waiting: usize, weight: u32| waiting * 5040 / weight.max(1) as usize;
+            (0..6)
+                .filter(|t| self.tenants[*t].waiting > 0)
+                .max_by_key(|tenant| {
+                    let (_, waiting, weight, grown) = self.outer(*tenant);
+                    let naive = &self.tenants[*tenant];
+                    let own = (per_weight(naive.waiting, naive.weight), naive.grown);
+                    (per_weight(waiting, weight), grown, own)
+                })
+        }
+
+        fn check(&mut self) {
+            assert_eq!(
+                self.fair.longest().map(|(_, tenant)| *tenant),
+                self.longest()
             );
+            for naive in &self.tenants {
+                let member = naive.id.and_then(|id| self.fair.get(id));
+                let counts = member.map_or((0, 0), |member| (member.running, member.waiting));
+                assert_eq!(counts, (naive.running, naive.waiting));
+            }
+            for tenant in 0..4 {
+                let owner = self.tenants[tenant]
+                    .owner
+                    .and_then(|owner| self.owners[owner].id);
+                let member = owner.and_then(|id| self.fair.get(id));
+                let counts = member.map_or((0, 0), |member| (member.running, member.waiting));
+                let (running, waiting, ..) = self.outer(tenant);
+                assert_eq!(counts, (running, waiting));
+            }
+        }
+
+        /// What `outweighs` says is what is so after one more has come to wait.
+        fn check_outweighs(&mut self, tenant: usize) {
+            let before = self.longest();
+            let id = self.member(tenant);
+            let outweighs = self.fair.outweighs(id);
+            self.take(tenant, Step::Wait);
+            let owner = |t: usize| self.tenants[t].owner.map_or(10 + t, |owner| owner);
+            let after = self.longest().unwrap();
+            match before {
+                Some(before) if owner(before) == owner(tenant) => {
+                    assert_eq!(outweighs, after == tenant);
+                }
+                _ => assert_eq!(outweighs, owner(after) == owner(tenant)),
+            }
         }
     }
-    let _ = |_: Outcome| ();
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => Just(Step::Wait),
+            1 => Just(Step::StopWaiting),
+            4 => Just(Step::Next),
+            1 => Just(Step::Enter),
+            4 => Just(Step::End),
+            1 => any::<bool>().prop_map(Step::Open),
+            1 => (0_u32..8).prop_map(Step::Weight),
+            1 => (0_u32..8).prop_map(Step::OwnerWeight),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn it_agrees_with_a_list_that_is_searched(
+            weights in prop::collection::vec(0_u32..8, 8),
+            steps in prop::collection::vec((0_usize..6, step(), 0_u64..2_000_000_000), 1..120),
+        ) {
+            let mut both = Both::new(&weights);
+            for (tenant, step, time) in steps {
+                // Now and then the clock goes back.
+                both.now = if time % 7 == 0 { both.now / 2 } else { both.now + time };
+                both.take(tenant, step);
+                both.check();
+            }
+            for tenant in 0..6 {
+                both.check_outweighs(tenant);
+            }
+            let mut turns = 0;
+            for tenant in 0..6 {
+                both.take(tenant, Step::Open(true));
+            }
+            while both.fair.next().is_some() {
+                both.take(0, Step::Next);
+                both.check();
+                turns += 1;
+                prop_assert!(turns < 1_000);
+            }
+            prop_assert!(both.tenants.iter().all(|naive| naive.waiting == 0));
+        }
+    }
 }
