@@ -24,6 +24,8 @@ mod oracle;
 #[cfg(all(test, not(tenant_loom)))]
 mod simulation;
 #[cfg(all(test, not(tenant_loom)))]
+mod steps;
+#[cfg(all(test, not(tenant_loom)))]
 mod tests;
 
 use slab::Slab;
@@ -190,23 +192,25 @@ impl<T> Fair<T> {
         let reaches = self.reaches(owner, index, &self.top);
         // Within the owner that is the longest already, its longest tenant is the one to beat.
         if reaches && self.top.longest() == Some(index) {
-            return tenants.is_none_or(|group| self.reaches(member, id.index, &self.groups[group]));
+            let tenants = tenants.and_then(|group| self.groups.get(group));
+            return tenants.is_none_or(|group| self.reaches(member, id.index, group));
         }
         reaches
     }
 
     fn reaches(&self, member: &Member<T>, index: usize, group: &Group) -> bool {
         group.longest().is_none_or(|longest| {
-            longest == index || member.backlog_after_one() >= self.members[longest].backlog()
+            let backlog = self.members.get(longest).map_or(0, Member::backlog);
+            longest == index || member.backlog_after_one() >= backlog
         })
     }
 
     fn descend(&self, pick: impl Fn(&Group) -> Option<usize>) -> Option<(Id, &T)> {
         let mut index = pick(&self.top)?;
-        if let Some(group) = self.members[index].group {
-            index = pick(&self.groups[group])?;
+        if let Some(group) = self.members.get(index)?.group {
+            index = pick(self.groups.get(group)?)?;
         }
-        let member = &self.members[index];
+        let member = self.members.get(index)?;
         let id = Id {
             index,
             birth: member.birth,
@@ -262,10 +266,10 @@ impl<T> Fair<T> {
     }
 
     fn step_owner(&mut self, id: Id, now: u64, change: impl FnOnce(&mut Member<T>, &mut Group)) {
-        let Some(group) = self.get(id).and_then(|owner| owner.group) else {
+        let group = self.get(id).and_then(|owner| owner.group);
+        let Some(tenants) = group.and_then(|group| self.groups.get(group)) else {
             return;
         };
-        let tenants = &self.groups[group];
         let (open, running) = (tenants.first_ready().is_some(), tenants.running());
         self.step(id.index, now, |owner, top| {
             change(owner, top);
@@ -275,7 +279,9 @@ impl<T> Fair<T> {
     }
 
     fn step(&mut self, index: usize, now: u64, change: impl FnOnce(&mut Member<T>, &mut Group)) {
-        let member = &mut self.members[index];
+        let Some(member) = self.members.get_mut(index) else {
+            return;
+        };
         let group = home(&mut self.top, &mut self.groups, member.home);
         let before = member.place();
         group.advance(now);
@@ -293,12 +299,10 @@ impl<T> Fair<T> {
             self.step(index, now, |_, _| {});
         }
         while let Some(index) = home(&mut self.top, &mut self.groups, group).pop_idle() {
-            let tenants = self.members.remove(index).group;
-            for index in tenants
-                .into_iter()
-                .flat_map(|group| self.groups.remove(group).idle())
-            {
-                self.members.remove(index);
+            let forgotten = self.members.try_remove(index);
+            let tenants = forgotten.and_then(|owner| self.groups.try_remove(owner.group?));
+            for index in tenants.into_iter().flat_map(Group::idle) {
+                self.members.try_remove(index);
             }
         }
     }
@@ -306,5 +310,5 @@ impl<T> Fair<T> {
 
 /// The group a member belongs to.
 fn home<'a>(top: &'a mut Group, groups: &'a mut Slab<Group>, home: Option<usize>) -> &'a mut Group {
-    home.map_or(top, |group| &mut groups[group])
+    home.and_then(|group| groups.get_mut(group)).unwrap_or(top)
 }
