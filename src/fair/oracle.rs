@@ -76,7 +76,8 @@ mod tests {
     #[test]
     fn it_agrees_with_cases_worked_out_by_hand() {
         const ALL: f64 = 1e9;
-        let cases: &[(f64, &[(f64, f64)], &[f64])] = &[
+        type Case<'a> = (f64, &'a [(f64, f64)], &'a [f64]);
+        let cases: &[Case<'_>] = &[
             (8.0, &[(1.0, ALL), (1.0, ALL)], &[4.0, 4.0]),
             (7.0, &[(1.0, ALL), (2.0, ALL), (4.0, ALL)], &[1.0, 2.0, 4.0]),
             (8.0, &[(1.0, 1.0), (1.0, ALL), (1.0, ALL)], &[1.0, 3.5, 3.5]),

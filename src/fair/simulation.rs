@@ -253,9 +253,18 @@ struct State {
     /// When each that waits came, and as which of all.
     queue: VecDeque<(u64, u64)>,
     served: u64,
+    /// Slot-time up to `since`.
     held: u64,
+    since: u64,
     /// Requests that think or are on their way, wait or run.
     alive: usize,
+}
+
+impl State {
+    fn advance(&mut self, now: u64) {
+        self.held += (now - self.since) * self.running as u64;
+        self.since = now;
+    }
 }
 
 pub(super) fn run(setting: &Setting, rule: Rule, seed: u64) -> Outcome {
@@ -349,9 +358,6 @@ impl Simulation {
 
     fn pass(&mut self, to: u64) {
         let time = to - self.now;
-        for state in &mut self.states {
-            state.held += time * state.running as u64;
-        }
         let free = self.setting.capacity.saturating_sub(self.running) as u64;
         if time * free > 0 && (0..self.states.len()).any(|tenant| self.eligible(tenant)) {
             self.outcome.idle += time * free;
@@ -361,10 +367,10 @@ impl Simulation {
 
     fn close_stretch(&mut self) {
         let time = (self.now - self.stretch) as f64;
-        let held = self
-            .states
-            .iter_mut()
-            .map(|state| std::mem::take(&mut state.held));
+        let held = self.states.iter_mut().map(|state| {
+            state.advance(self.now);
+            std::mem::take(&mut state.held)
+        });
         let shares = self.setting.fair_shares();
         let stretch = held
             .zip(shares)
@@ -424,6 +430,7 @@ impl Simulation {
     fn occupy(&mut self, tenant: usize) {
         self.running += 1;
         self.count += 1;
+        self.states[tenant].advance(self.now);
         self.states[tenant].running += 1;
         self.states[tenant].served = self.count;
         let length = self.random.draw(self.setting.tenants[tenant].length);
@@ -432,6 +439,7 @@ impl Simulation {
 
     fn end(&mut self, tenant: usize) {
         self.running -= 1;
+        self.states[tenant].advance(self.now);
         self.states[tenant].running -= 1;
         self.shared.end(tenant, self.now, self.open(tenant));
         self.dispatch();
