@@ -89,9 +89,10 @@ impl Group {
     /// A member whose place no longer tells whether it is ahead, if one matters.
     pub(super) fn stale<T>(&self, members: &Slab<Member<T>>) -> Option<usize> {
         let first = self.first_ready().filter(|first| {
-            let member = &members[*first];
-            let attained = member.line().at(self.since);
-            self.mean.ahead(attained, member.weight, self.since) != member.ahead
+            members.get(*first).is_some_and(|member| {
+                let attained = member.line().at(self.since);
+                self.mean.ahead(attained, member.weight, self.since) != member.ahead
+            })
         });
         first.or_else(|| {
             let (attained, index) = self.ahead.first()?;
@@ -127,8 +128,8 @@ impl Group {
 
     fn count(&mut self, old: Place, new: Place) {
         if let Some((weight, running)) = old.active {
-            self.weight -= u64::from(weight);
-            self.running -= running;
+            self.weight = self.weight.saturating_sub(u64::from(weight));
+            self.running = self.running.saturating_sub(running);
         }
         if let Some((weight, running)) = new.active {
             self.weight += u64::from(weight);
