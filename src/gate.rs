@@ -6,18 +6,14 @@
 //!
 //! The lock of the queue is taken only while somebody waits. Wakers run after it is let go.
 
-use std::{collections::VecDeque, task::Waker};
+use std::task::Waker;
 
 use crate::{
+    queue::Queue,
     sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock},
     waiter::{Outcome, Waiter},
     word::{IN_FLIGHT, ONE_WAITING, Word},
 };
-
-/// A queue longer than this gives its memory back once it is empty.
-const KEPT_CAPACITY: usize = 32;
-
-type Queue = VecDeque<Arc<Waiter>>;
 
 #[derive(Debug)]
 pub(crate) struct Gate {
@@ -54,9 +50,8 @@ impl Refused {
 }
 
 fn append(queue: &mut Queue, waker: Waker) -> Arc<Waiter> {
-    let ticket = queue.back().map_or(0, |last| last.ticket + 1);
-    let waiter = Arc::new(Waiter::new(ticket, waker));
-    queue.push_back(Arc::clone(&waiter));
+    let waiter = Arc::new(Waiter::new(queue.next_ticket(), waker));
+    queue.push(Arc::clone(&waiter));
     waiter
 }
 
@@ -65,7 +60,7 @@ impl Gate {
     pub(crate) fn new(limit: usize, shared: bool) -> Self {
         Self {
             word: AtomicU64::new(Word::new(limit, shared).0),
-            queue: Mutex::new(Queue::new()),
+            queue: Mutex::new(Queue::default()),
         }
     }
 
@@ -133,7 +128,7 @@ impl Gate {
     /// Takes the newest waiter out of the line, in favour of one of another tenant.
     pub(crate) fn displace(&self) -> Option<Arc<Waiter>> {
         let mut queue = self.lock();
-        let waiter = queue.pop_back()?;
+        let waiter = queue.pop_newest()?;
         self.word.fetch_sub(ONE_WAITING, Ordering::AcqRel);
         waiter.decide(Outcome::Displaced(self.word()));
         Some(waiter)
@@ -153,16 +148,11 @@ impl Gate {
     /// Takes `waiter` out of the line. `false` if its wait is already decided.
     pub(crate) fn abandon(&self, waiter: &Arc<Waiter>) -> bool {
         let mut queue = self.lock();
-        let Ok(place) = queue.binary_search_by_key(&waiter.ticket, |other| other.ticket) else {
+        let Some(abandoned) = queue.remove(waiter) else {
             return false;
         };
-        // Tickets start again when the line was empty.
-        if !Arc::ptr_eq(&queue[place], waiter) {
-            return false;
-        }
         self.word.fetch_sub(ONE_WAITING, Ordering::AcqRel);
-        let abandoned = queue.remove(place);
-        let spent = give_up_memory(&mut queue);
+        let spent = queue.give_up_memory();
         drop(queue);
         drop((abandoned, spent));
         true
@@ -196,7 +186,7 @@ impl Gate {
 
     fn expel(&self, mut queue: MutexGuard<'_, Queue>, change: impl Fn(Word) -> Word) -> Refused {
         self.update(|word| Some(change(word.without_waiting())));
-        for waiter in &*queue {
+        for waiter in queue.iter() {
             waiter.decide(Outcome::Refused(self.word()));
         }
         Refused(std::mem::take(&mut *queue))
@@ -217,9 +207,9 @@ impl Gate {
         if queue.is_empty() || !self.update(|word| word.owes().then(|| word.granted())) {
             return None;
         }
-        let waiter = queue.pop_front()?;
+        let waiter = queue.pop_oldest()?;
         waiter.decide(Outcome::Granted);
-        give_up_memory(&mut queue);
+        queue.give_up_memory();
         Some(waiter)
     }
 
@@ -246,10 +236,4 @@ impl Gate {
         }
         false
     }
-}
-
-/// Takes the memory of a long line that has ended.
-fn give_up_memory(queue: &mut Queue) -> Option<Queue> {
-    let spent = queue.is_empty() && queue.capacity() > KEPT_CAPACITY;
-    spent.then(|| std::mem::take(queue))
 }

@@ -60,6 +60,7 @@ mod model;
 mod overflow;
 mod permit;
 mod pool;
+mod queue;
 mod reject;
 mod service;
 mod sweeper;
