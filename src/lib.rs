@@ -4,6 +4,10 @@
 //! - [`TenantConcurrencyLayer`] wraps a Tower service: it takes the tenant out of each request and a
 //!   permit for it; a request of a full tenant is refused, or waits as [`Overflow`] says.
 //! - [`TenantLimiter`] is what is behind it, for use without Tower and for changing limits live.
+//! - [`Capacity`] bounds all tenants together and divides the slots fairly between them.
+//!
+//! The feature `http`, on by default, adds refusals as responses, permits held by response bodies,
+//! and tenants taken from headers and request extensions.
 //!
 //! # Examples
 //!
