@@ -26,6 +26,11 @@ const TENANT: u64 = 7;
 const REQUESTS: u64 = 1_000;
 const DISPATCHES: u64 = 1_000;
 const CAPACITY: usize = 8;
+const REQUESTING: [&str; 3] = [
+    "without_capacity",
+    "free_capacity",
+    "free_capacity_and_owner",
+];
 
 fn main() {
     let told = |flag: &str| env::args().any(|arg| arg == flag);
@@ -126,10 +131,9 @@ fn warm(limiter: TenantLimiter<u64>) -> TenantLimiter<u64> {
 
 /// Admits and releases a request, again and again.
 ///
-/// Its atomic read-modify-writes are not counted but seen in the source. Without a capacity one
-/// enters the gate of the tenant and one leaves it, beside those that find and hold the tenant. A
-/// capacity with free slots adds two: a slot of the pool is taken and given back. An owner adds two
-/// more.
+/// Each takes six atomic read-modify-writes without a capacity, two more with a capacity that has
+/// free slots, and two more with an owner: the instructions with a `lock` prefix, as counted with
+/// callgrind's `--dump-instr=yes`.
 #[inline(never)]
 fn requests(limiter: &TenantLimiter<u64>) {
     for _ in 0..REQUESTS {
@@ -250,38 +254,36 @@ impl Wake for Woken {
 
 /// Prints what one request and one dispatch cost, and holds the latter against its bound.
 fn compare(since: SystemTime) {
-    let of = |id: &str, times: u64| Some(instructions(id, since)? / times as f64);
-    for id in [
-        "without_capacity",
-        "free_capacity",
-        "free_capacity_and_owner",
-    ] {
-        if let Some(cost) = of(&format!("request.{id}"), REQUESTS) {
-            println!("{cost:8.0} instructions for a request {id}");
+    for id in REQUESTING {
+        if let Some(total) = instructions("admitting", &format!("request.{id}"), since) {
+            println!("{:6} for a request {id}", total / REQUESTS);
         }
     }
-    let few = of("dispatch.tenants_10", DISPATCHES);
+    let dispatch = |tenants: usize| {
+        let id = format!("dispatch.tenants_{tenants}");
+        instructions("dispatching", &id, since).map(|total| total / DISPATCHES)
+    };
     for tenants in [10, 100, 1_000, 10_000] {
-        let cost = of(&format!("dispatch.tenants_{tenants}"), DISPATCHES);
-        if let (Some(few), Some(cost)) = (few, cost) {
-            let ratio = cost / few;
-            println!("{cost:8.0} instructions for a dispatch among {tenants}: {ratio:.2} times");
+        if let (Some(few), Some(cost)) = (dispatch(10), dispatch(tenants)) {
+            let ratio = cost as f64 / few as f64;
+            println!("{cost:6} for a dispatch among {tenants}, {ratio:.2} times that among 10");
             assert!(ratio <= 2.0, "a dispatch costs more than O(log n)");
         }
     }
 }
 
-/// The total that callgrind has written for one bench of this run.
-fn instructions(id: &str, since: SystemTime) -> Option<f64> {
-    let group = match id.starts_with("request") {
-        true => "admitting",
-        false => "dispatching",
-    };
+/// What callgrind counted for one bench, if a filter did not leave it out of this run.
+fn instructions(group: &str, id: &str, since: SystemTime) -> Option<u64> {
     let home = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("gungraun");
     let dir = home.join("tower-tenant/dispatch/counted").join(group);
     let file = dir.join(id).join(format!("callgrind.{id}.out"));
-    // A filter may have left it out of this run.
-    if fs::metadata(&file).ok()?.modified().ok()? < since {
+    let fresh = |file: fs::Metadata| file.modified().is_ok_and(|written| written >= since);
+    if !fs::metadata(&file).is_ok_and(fresh) {
+        assert!(
+            env::args().nth(2).is_some(),
+            "nothing is in {}",
+            file.display()
+        );
         return None;
     }
     let out = fs::read_to_string(&file).ok()?;
