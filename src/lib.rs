@@ -67,6 +67,8 @@ mod pool;
 mod queue;
 mod reject;
 mod service;
+mod shared;
+mod stats;
 mod sweeper;
 mod sync;
 mod table;
@@ -82,13 +84,14 @@ pub use crate::{
     future::ResponseFuture,
     key::{Borrowed, ExtractTenant, NoTenant, borrowed},
     layer::TenantConcurrencyLayer,
-    limiter::{Stats, TenantLimiter},
+    limiter::TenantLimiter,
     limits::Limits,
     missing::MissingTenant,
     overflow::Overflow,
     permit::Permit,
     reject::{RejectReason, Rejected},
     service::TenantConcurrency,
+    stats::Stats,
 };
 
 #[cfg(feature = "http")]

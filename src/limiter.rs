@@ -5,7 +5,7 @@ use std::{
     fmt,
     hash::Hash,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::{self, OnceLock},
+    sync,
     time::Duration,
 };
 
@@ -13,19 +13,17 @@ use crate::{
     acquire::{Acquire, Attempt, attempt},
     capacity::Capacity,
     contain::dispose,
-    entry::{Entry, Held, Tenant, Tracked},
+    entry::{Entry, Tracked},
     evict::Evictor,
-    exceptions::Exceptions,
-    home::Home,
-    limits::{Draft, LimitBook, Limits},
+    limits::Limits,
     overflow::Overflow,
     permit::Permit,
-    pool::{Pool, Share},
+    pool::Pool,
     reject::{RejectReason, Rejected},
-    sweeper::{self, Sweep, Sweeper},
-    sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Ordering},
-    table::{Added, Table},
-    word::Word,
+    shared::{Common, Shared},
+    stats::Stats,
+    sweeper,
+    sync::{Arc, Ordering},
 };
 
 /// Caps how many requests of each tenant run at once.
@@ -56,49 +54,6 @@ pub struct TenantLimiter<K> {
     overflow: Overflow,
 }
 
-struct Shared<K> {
-    table: Table<K>,
-    home: sync::Arc<Home>,
-    sweeper: Sweeper,
-    limits: LimitBook<K>,
-    capacity: OnceLock<Common<K>>,
-    weights: Exceptions<K>,
-    // The requests that name no tenant. Not in the table: no tenant can be called like it. Made
-    // when first asked for, so that it has its part of the capacity.
-    nameless: OnceLock<Arc<Tracked<()>>>,
-    nameless_limit: AtomicUsize,
-    bypassed: AtomicU64,
-    closed: AtomicBool,
-}
-
-/// The capacity that all tenants share.
-struct Common<K> {
-    pool: sync::Arc<Pool<Held>>,
-    capacity: Capacity<K>,
-}
-
-/// The figures of one tenant, read in one step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Stats {
-    /// How many requests may be in flight.
-    pub limit: usize,
-    /// How many requests are in flight: admitted, or granted a slot they have not collected yet.
-    pub in_flight: usize,
-    /// How many requests wait; none of them holds a slot.
-    pub waiting: usize,
-}
-
-impl From<Word> for Stats {
-    fn from(word: Word) -> Self {
-        Self {
-            limit: word.limit(),
-            in_flight: word.in_flight(),
-            waiting: word.waiting(),
-        }
-    }
-}
-
 impl<K> TenantLimiter<K> {
     /// How many requests of a tenant run at once by default: 4.
     pub const DEFAULT_LIMIT: usize = 4;
@@ -108,20 +63,8 @@ impl<K> TenantLimiter<K> {
     ///
     /// It needs no runtime, and sheds until told to [queue](Self::overflow).
     pub fn new(limits: impl Into<Limits<K>>) -> Self {
-        let shared = Shared {
-            table: Table::new(),
-            home: sync::Arc::new(Home::new()),
-            sweeper: Sweeper::new(),
-            limits: LimitBook::new(limits.into()),
-            capacity: OnceLock::new(),
-            weights: Exceptions::new(),
-            nameless: OnceLock::new(),
-            nameless_limit: AtomicUsize::new(0),
-            bypassed: AtomicU64::new(0),
-            closed: AtomicBool::new(false),
-        };
         Self {
-            shared: sync::Arc::new(shared),
+            shared: sync::Arc::new(Shared::new(limits.into())),
             overflow: Overflow::default(),
         }
     }
@@ -523,112 +466,6 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         let tracked = self.shared.track(hash, tenant)?;
         sweeper::ensure(&self.shared);
         Ok(tracked)
-    }
-}
-
-impl<K> Shared<K> {
-    fn nameless(&self) -> &Arc<Tracked<()>> {
-        self.nameless.get_or_init(|| {
-            let share = self.capacity.get().map(|common| {
-                let pool = sync::Arc::clone(&common.pool);
-                Share::new(pool, 1, None)
-            });
-            let limit = self.nameless_limit.load(Ordering::Relaxed);
-            Arc::new(Tracked {
-                hash: 0,
-                entry: Entry::new(limit, share, sync::Arc::clone(&self.home)),
-                tenant: Tenant::new(()),
-            })
-        })
-    }
-
-    fn share_of(&self, tenant: &K) -> Option<Share<Held>>
-    where
-        K: Hash + Eq,
-    {
-        let common = self.capacity.get()?;
-        let weight = self.weights.get(tenant);
-        let weight = weight.unwrap_or_else(|| common.capacity.weight_of(tenant));
-        let owner = common.capacity.owner_of(tenant);
-        Some(Share::new(sync::Arc::clone(&common.pool), weight, owner))
-    }
-
-    fn get<Q>(&self, tenant: &Q) -> Option<Arc<Tracked<K>>>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ?Sized,
-    {
-        self.table.get(self.table.hash(tenant), tenant)
-    }
-
-    fn track(&self, hash: u64, tenant: K) -> Result<Arc<Tracked<K>>, Rejected>
-    where
-        K: Hash + Eq,
-    {
-        let new = Arc::new(Tracked {
-            hash,
-            entry: Entry::new(0, self.share_of(&tenant), sync::Arc::clone(&self.home)),
-            tenant: Tenant::new(tenant),
-        });
-        let mut draft = Draft::default();
-        loop {
-            let edition = self.limits.edition();
-            if self.closed.load(Ordering::Acquire) {
-                return Err(self.home.reject(RejectReason::Closed));
-            }
-            let limit = self.limits.of(&new.tenant, &mut draft);
-            new.entry.set_limit(limit, || true);
-            match self.table.add(&new, || self.limits.edition() == edition) {
-                Added::Tracked(tracked) => return Ok(tracked),
-                Added::Full => return Err(self.home.reject(RejectReason::TableFull)),
-                Added::Stale => {}
-            }
-        }
-    }
-
-    fn update_limit_of<Q>(&self, tenant: &Q)
-    where
-        K: Borrow<Q> + Hash + Eq,
-        Q: Hash + Eq + ?Sized,
-    {
-        if let Some(tracked) = self.get(tenant) {
-            self.update_limit(&tracked);
-        }
-    }
-
-    /// Puts the limit in force that applies to a tenant now.
-    fn update_limit(&self, tracked: &Tracked<K>)
-    where
-        K: Hash + Eq,
-    {
-        let mut draft = Draft::default();
-        loop {
-            let edition = self.limits.edition();
-            let limit = self.limits.of(&tracked.tenant, &mut draft);
-            let still = || self.limits.edition() == edition;
-            if tracked.entry.set_limit(limit, still) {
-                return;
-            }
-        }
-    }
-}
-
-impl<K: Send + Sync + 'static> Sweep for Shared<K> {
-    fn sweeper(&self) -> &Sweeper {
-        &self.sweeper
-    }
-
-    fn is_empty(&self) -> bool {
-        self.table.len() == 0
-    }
-
-    fn shards(&self) -> usize {
-        self.table.shards()
-    }
-
-    fn sweep(&self, shard: usize) -> usize {
-        let ttl = self.sweeper.evictor().ttl();
-        self.table.sweep(shard, || self.home.now(), ttl).looked_at
     }
 }
 
