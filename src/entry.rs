@@ -97,6 +97,12 @@ impl Entry {
             Some(share) => share.leave(&self.gate),
             None => self.gate.serve(),
         }
+        self.tell_if_idle();
+    }
+
+    /// With a shared capacity a tenant may wait with nothing in flight, so that whoever takes its
+    /// last waiter away tells, too.
+    pub(crate) fn tell_if_idle(&self) {
         if self.gate.unwatch() {
             self.home.tell_idle();
         }
@@ -104,10 +110,12 @@ impl Entry {
 
     /// Takes `waiter` out of the line. `false` if its wait is already decided.
     pub(crate) fn abandon(&self, waiter: &Arc<Waiter>) -> bool {
-        match &self.share {
+        let abandoned = match &self.share {
             Some(share) => share.abandon(&self.gate, waiter),
             None => self.gate.abandon(waiter),
-        }
+        };
+        self.tell_if_idle();
+        abandoned
     }
 
     /// Changes the limit if `still` holds under the lock that every waiter passes.
@@ -115,7 +123,9 @@ impl Entry {
     /// A cut takes effect as requests leave, before any waiter enters. 0 refuses all who wait.
     pub(crate) fn set_limit(&self, limit: usize, still: impl FnOnce() -> bool) -> bool {
         if let Some(share) = &self.share {
-            return share.set_limit(&self.gate, limit, still);
+            let set = share.set_limit(&self.gate, limit, still);
+            self.tell_if_idle();
+            return set;
         }
         let Some(refused) = self.gate.set_limit(limit, still) else {
             return false;
@@ -131,6 +141,7 @@ impl Entry {
             Some(share) => share.close(&self.gate),
             None => self.gate.close().wake(),
         }
+        self.tell_if_idle();
     }
 
     /// Refuses a request for `reason`, unless `word` shows a stronger one.
@@ -227,6 +238,10 @@ impl Ticket for Held {
 
     fn share(&self) -> Option<&Share<Self>> {
         self.share.as_deref()
+    }
+
+    fn displaced(&self) {
+        self.tell_if_idle();
     }
 }
 

@@ -100,7 +100,8 @@ impl<K> TenantLimiter<K> {
     /// # Panics
     ///
     /// Panics if the limiter has a capacity already, which [`set_capacity`](Self::set_capacity)
-    /// changes, or tracks tenants, whose requests would not count.
+    /// changes, or is in use: it tracks tenants, whose requests would not count, or was closed,
+    /// drained, or asked for the figures of requests without a tenant.
     #[must_use]
     #[expect(
         clippy::panic,
@@ -253,9 +254,9 @@ impl<K> TenantLimiter<K> {
     }
 
     pub(crate) fn set_nameless_limit(&self, limit: usize) {
-        self.shared.nameless_limit.store(limit, Ordering::Relaxed);
+        self.shared.nameless_limit.store(limit, Ordering::SeqCst);
         if let Some(nameless) = self.shared.nameless.get() {
-            nameless.entry.set_limit(limit, || true);
+            self.shared.update_nameless_limit(nameless);
         }
     }
 
@@ -425,7 +426,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         self.shared.update_limit_of(tenant);
     }
 
-    /// Sets the weight of one tenant, which stays when the tenant is evicted; 0 is taken as 1.
+    /// Sets the weight of one tenant, which stays when the tenant is evicted; 0 is taken as 1, and
+    /// more than 1 048 576 as that.
     ///
     /// Weights divide the [`capacity`](Self::capacity).
     pub fn set_weight<Q>(&self, tenant: &Q, weight: usize)
@@ -435,9 +437,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     {
         self.shared.weights.set(tenant.to_owned(), weight);
         self.shared.limits.raise_edition();
-        let tracked = self.shared.get(tenant);
-        if let Some(share) = tracked.as_ref().and_then(|it| it.entry.share.as_ref()) {
-            share.set_weight(weight);
+        if let Some(tracked) = self.shared.get(tenant) {
+            while !self.shared.update_weight(&tracked) {}
         }
     }
 

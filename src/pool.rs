@@ -20,6 +20,9 @@ const FIELD: u64 = (1 << 31) - 1;
 const CAPACITY: u32 = 32;
 const CROWDED: u64 = 1 << 63;
 
+/// Larger weights are taken as this.
+const MAX_WEIGHT: usize = 1 << 20;
+
 /// The largest capacity, and the longest queue: 2 147 483 647. Larger numbers are clamped.
 pub(crate) const MAX: usize = FIELD as usize;
 
@@ -57,6 +60,8 @@ impl Level {
 pub(crate) trait Ticket: Clone + Sized {
     fn gate(&self) -> &Gate;
     fn share(&self) -> Option<&Share<Self>>;
+    /// One of its waiters was taken out of the line; called under no lock.
+    fn displaced(&self);
 }
 
 #[derive(Debug)]
@@ -331,28 +336,26 @@ impl<T: Ticket> Share<T> {
         line.fair
             .wait(id, now, gate.word().has_room(), ticket.clone());
         drop(line);
-        if let Some((displaced, spent)) = displaced {
+        if let Some((displaced, ticket)) = displaced {
             displaced.wake();
-            drop(spent);
+            ticket.displaced();
         }
         Joined::Waiting(waiter)
     }
 
     /// Takes the newest waiter of whoever has most waiting out of the line, unless that is the
     /// tenant of the newcomer itself.
-    fn make_room(
-        &self,
-        line: &mut Line<T>,
-        newcomer: Id,
-        now: u64,
-    ) -> Option<(Arc<Waiter>, Option<T>)> {
+    fn make_room(&self, line: &mut Line<T>, newcomer: Id, now: u64) -> Option<(Arc<Waiter>, T)> {
         if line.fair.outweighs(newcomer) {
             return None;
         }
         let (longest, ticket) = line.fair.longest()?;
         let displaced = ticket.gate().displace()?;
+        let ticket = ticket.clone();
         line.waiting -= 1;
-        Some((displaced, line.fair.stop_waiting(longest, now, 1)))
+        // The last handle is the clone, which is dropped after the lock.
+        drop(line.fair.stop_waiting(longest, now, 1));
+        Some((displaced, ticket))
     }
 
     fn decide(&self, line: &mut Line<T>, gate: &Gate) -> Verdict {
@@ -431,13 +434,18 @@ impl<T: Ticket> Share<T> {
         refused.wake();
     }
 
-    pub(crate) fn set_weight(&self, weight: usize) {
+    /// Changes the weight if `still` holds under the lock of the line.
+    pub(crate) fn set_weight(&self, weight: usize, still: impl FnOnce() -> bool) -> bool {
         let mut line = lock(&self.pool.line);
+        if !still() {
+            return false;
+        }
         self.weight.store(weight, Ordering::Relaxed);
         if let Some(id) = *lock(&self.member) {
             line.fair
                 .set_weight(id, self.pool.home.now(), clamp(weight));
         }
+        true
     }
 
     fn stop_waiting(&self, line: &mut Line<T>, gate: &Gate, count: usize) -> Option<T> {
@@ -508,6 +516,7 @@ fn own_reason(places: usize) -> RejectReason {
     }
 }
 
+/// Larger weights would leave no room for the arithmetic of shares.
 fn clamp(weight: usize) -> u32 {
-    u32::try_from(weight).unwrap_or(u32::MAX)
+    weight.min(MAX_WEIGHT) as u32
 }

@@ -58,29 +58,58 @@ impl<K> Shared<K> {
     }
 
     pub(crate) fn nameless(&self) -> &Arc<Tracked<()>> {
-        self.nameless.get_or_init(|| {
-            let share = self.capacity.get().map(|common| {
-                let pool = sync::Arc::clone(&common.pool);
-                Share::new(pool, 1, None)
-            });
-            let limit = self.nameless_limit.load(Ordering::Relaxed);
-            Arc::new(Tracked {
-                hash: 0,
-                entry: Entry::new(limit, share, sync::Arc::clone(&self.home)),
-                tenant: Tenant::new(()),
-            })
+        self.nameless.get().unwrap_or_else(|| {
+            let nameless = self.nameless.get_or_init(|| self.make_nameless());
+            self.update_nameless_limit(nameless);
+            nameless
         })
     }
 
-    pub(crate) fn share_of(&self, tenant: &K) -> Option<Share<Held>>
+    fn make_nameless(&self) -> Arc<Tracked<()>> {
+        let share = self.capacity.get().map(|common| {
+            let pool = sync::Arc::clone(&common.pool);
+            Share::new(pool, 1, None)
+        });
+        Arc::new(Tracked {
+            hash: 0,
+            entry: Entry::new(0, share, sync::Arc::clone(&self.home)),
+            tenant: Tenant::new(()),
+        })
+    }
+
+    pub(crate) fn update_nameless_limit(&self, nameless: &Tracked<()>) {
+        let limit = || self.nameless_limit.load(Ordering::SeqCst);
+        loop {
+            let now = limit();
+            if nameless.entry.set_limit(now, || limit() == now) {
+                return;
+            }
+        }
+    }
+
+    /// Without a weight of its own, which [`update_weight`](Self::update_weight) gives.
+    fn share_of(&self, tenant: &K) -> Option<Share<Held>> {
+        let common = self.capacity.get()?;
+        let weight = common.capacity.weight_of(tenant);
+        let owner = common.capacity.owner_of(tenant);
+        Some(Share::new(sync::Arc::clone(&common.pool), weight, owner))
+    }
+
+    /// Puts the weight in force that the tenant has for itself, if any. `false` if it has changed
+    /// meanwhile.
+    pub(crate) fn update_weight(&self, tracked: &Tracked<K>) -> bool
     where
         K: Hash + Eq,
     {
-        let common = self.capacity.get()?;
-        let weight = self.weights.get(tenant);
-        let weight = weight.unwrap_or_else(|| common.capacity.weight_of(tenant));
-        let owner = common.capacity.owner_of(tenant);
-        Some(Share::new(sync::Arc::clone(&common.pool), weight, owner))
+        let edition = self.limits.edition();
+        let own = |tenant: &K| self.weights.get(tenant);
+        let (Some(share), Some(weight)) = (
+            tracked.entry.share.as_ref(),
+            tracked.tenant.key().and_then(own),
+        ) else {
+            return true;
+        };
+        share.set_weight(weight, || self.limits.edition() == edition)
     }
 
     pub(crate) fn get<Q>(&self, tenant: &Q) -> Option<Arc<Tracked<K>>>
@@ -108,6 +137,7 @@ impl<K> Shared<K> {
             }
             let limit = self.limits.of(&new.tenant, &mut draft);
             new.entry.set_limit(limit, || true);
+            self.update_weight(&new);
             match self.table.add(&new, || self.limits.edition() == edition) {
                 Added::Tracked(tracked) => return Ok(tracked),
                 Added::Full => return Err(self.home.reject(RejectReason::TableFull)),

@@ -324,3 +324,52 @@ fn a_crowd_never_exceeds_the_capacity_nor_a_limit() {
 fn refusal(poll: Poll<Result<Permit, Rejected>>) -> RejectReason {
     reason::<Permit>(poll.map(|result| result.map_err(Error::from)))
 }
+
+#[test]
+fn a_drain_ends_when_the_last_that_waited_with_nothing_in_flight_goes_away() {
+    type Way = fn(&Limiter, Vec<Request>);
+    let ways: [Way; 3] = [
+        |_, waiters| drop(waiters),
+        |limiter, waiters| {
+            limiter.set_limit(&2, 0);
+            drop(waiters);
+        },
+        |limiter, waiters| {
+            limiter.close();
+            drop(waiters);
+        },
+    ];
+    for end in ways {
+        let limiter = limiter(8, 1);
+        let permit = admitted(&limiter, 1);
+        let waiter = waiting(&limiter, 2);
+        limiter.set_capacity(0);
+        drop(permit);
+        let mut drain = task::spawn(limiter.drain());
+        assert_pending!(drain.poll());
+        end(&limiter, vec![waiter]);
+        assert!(drain.is_woken());
+        tokio_test::assert_ready!(drain.poll());
+    }
+}
+
+#[test]
+fn a_drain_ends_when_the_last_that_waited_was_displaced() {
+    let limiter = limiter(8, Capacity::of(1).queue(2));
+    let permit = admitted(&limiter, 1);
+    limiter.set_capacity(0);
+    drop(permit);
+    limiter.set_weight(&3, 100);
+    let displaced = [waiting(&limiter, 2), waiting(&limiter, 3)];
+    let mut drain = task::spawn(limiter.drain());
+    assert_pending!(drain.poll());
+    let newcomer = waiting(&limiter, 3);
+    assert_eq!(woken(&displaced), [0]);
+    drop((displaced, newcomer));
+    while drain.is_woken() {
+        if drain.poll().is_ready() {
+            return;
+        }
+    }
+    panic!("nobody told the drain");
+}
