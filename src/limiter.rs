@@ -444,7 +444,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
 
     /// Takes a slot of `tenant` if there is room; else decides whether the request may take one of
     /// `places` to wait.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn attempt<Q>(&self, tenant: Cow<'_, Q>, places: usize) -> Result<Attempt, Rejected>
     where
         K: Borrow<Q>,

@@ -96,7 +96,7 @@ impl<K> Table<K> {
     }
 
     /// The entry of a tenant, unless `refusal` says that there is no use for it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn get_unless<Q, R>(
         &self,
         hash: u64,
