@@ -10,28 +10,25 @@ use crate::{
 ///
 /// It is chosen by the methods of [`TenantConcurrencyLayer`](crate::TenantConcurrencyLayer) and
 /// implemented by this crate only.
-pub trait Face<Res, E>: Clone + sealed::Sealed {
+pub trait Face<Req, Res, E>: Clone + sealed::Sealed {
     /// What the service responds with.
     type Response;
     /// What the service fails with.
     type Error;
-    /// What an admitted request takes along of the face.
-    type Ending: Copy;
+    /// What an admitted request takes along: its permit, and how it ends.
+    type Guard;
 
+    /// Prepares an admitted request; without a permit if it is not limited.
     #[doc(hidden)]
-    fn ending(&self) -> Self::Ending;
+    fn admit(&self, req: &mut Req, permit: Option<Permit>) -> Self::Guard;
 
     /// Answers an admitted request whose inner future is finished and dropped.
     #[doc(hidden)]
-    fn finish(
-        ending: Self::Ending,
-        result: Result<Res, E>,
-        permit: Option<Permit>,
-    ) -> Result<Self::Response, Self::Error>;
+    fn finish(guard: Self::Guard, result: Result<Res, E>) -> Result<Self::Response, Self::Error>;
 
     /// Answers a refused request.
     #[doc(hidden)]
-    fn refuse(&self, rejected: Rejected) -> Result<Self::Response, Self::Error>;
+    fn refuse(&self, req: &Req, rejected: Rejected) -> Result<Self::Response, Self::Error>;
 
     #[doc(hidden)]
     fn fail(error: E) -> Self::Error;
@@ -47,19 +44,21 @@ pub struct Errors(pub(crate) ());
 
 impl sealed::Sealed for Errors {}
 
-impl<Res, E: Into<BoxError>> Face<Res, E> for Errors {
+impl<Req, Res, E: Into<BoxError>> Face<Req, Res, E> for Errors {
     type Response = Res;
     type Error = Error;
-    type Ending = ();
+    type Guard = Option<Permit>;
 
-    fn ending(&self) {}
+    fn admit(&self, _: &mut Req, permit: Option<Permit>) -> Option<Permit> {
+        permit
+    }
 
-    fn finish((): (), result: Result<Res, E>, permit: Option<Permit>) -> Result<Res, Error> {
+    fn finish(permit: Option<Permit>, result: Result<Res, E>) -> Result<Res, Error> {
         drop(permit);
         result.map_err(Error::inner)
     }
 
-    fn refuse(&self, rejected: Rejected) -> Result<Res, Error> {
+    fn refuse(&self, _: &Req, rejected: Rejected) -> Result<Res, Error> {
         Err(rejected.into())
     }
 

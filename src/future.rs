@@ -10,7 +10,7 @@ use std::{
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use crate::{acquire::Acquire, face::Face, permit::Permit};
+use crate::{acquire::Acquire, face::Face, permit::Permit, reject::Rejected};
 
 pin_project! {
     /// The response future of [`TenantConcurrency`](crate::TenantConcurrency).
@@ -24,7 +24,7 @@ pin_project! {
     pub struct ResponseFuture<S, Req, F>
     where
         S: Service<Req>,
-        F: Face<S::Response, S::Error>,
+        F: Face<Req, S::Response, S::Error>,
     {
         #[pin]
         state: State<S, Req, F>,
@@ -36,7 +36,7 @@ pin_project! {
     enum State<S, Req, F>
     where
         S: Service<Req>,
-        F: Face<S::Response, S::Error>,
+        F: Face<Req, S::Response, S::Error>,
     {
         // Its tenant is full.
         Waiting {
@@ -48,15 +48,13 @@ pin_project! {
         // Admitted after a wait; the inner service is not ready yet.
         Readying {
             work: Option<(S, Req)>,
-            ending: F::Ending,
-            permit: Option<Permit>,
+            guard: Option<F::Guard>,
         },
         Running {
             #[pin]
             future: S::Future,
-            ending: F::Ending,
             // Declared last so that the work is dropped before the slot it stands for is free.
-            permit: Option<Permit>,
+            guard: Option<F::Guard>,
         },
         // Refused, or the inner service failed to get ready.
         Answered {
@@ -69,14 +67,13 @@ pin_project! {
 impl<S, Req, F> ResponseFuture<S, Req, F>
 where
     S: Service<Req>,
-    F: Face<S::Response, S::Error>,
+    F: Face<Req, S::Response, S::Error>,
 {
-    pub(crate) fn running(future: S::Future, ending: F::Ending, permit: Option<Permit>) -> Self {
+    pub(crate) fn running(future: S::Future, guard: F::Guard) -> Self {
         Self {
             state: State::Running {
                 future,
-                ending,
-                permit,
+                guard: Some(guard),
             },
         }
     }
@@ -103,7 +100,7 @@ where
 impl<S, Req, F> Future for ResponseFuture<S, Req, F>
 where
     S: Service<Req>,
-    F: Face<S::Response, S::Error>,
+    F: Face<Req, S::Response, S::Error>,
 {
     type Output = Result<F::Response, F::Error>;
 
@@ -119,27 +116,22 @@ where
                     work,
                     face,
                     acquire,
-                } => match ready!(acquire.poll(cx)) {
-                    Ok(permit) => State::readying(work.take(), face.ending(), permit),
-                    Err(rejected) => State::answered(face.refuse(rejected)),
-                },
-                StateProj::Readying {
-                    work,
-                    ending,
-                    permit,
-                } => match ready!(poll_ready(work, cx)) {
-                    Ok(()) => State::called(work.take(), *ending, permit.take()),
+                } => {
+                    let result = ready!(acquire.poll(cx));
+                    State::decided(work.take(), face, result)
+                }
+                StateProj::Readying { work, guard } => match ready!(poll_ready(work, cx)) {
+                    Ok(()) => State::called(work.take(), guard.take()),
                     Err(error) => State::answered(Err(F::fail(error))),
                 },
-                StateProj::Running {
-                    future,
-                    ending,
-                    permit,
-                } => {
+                StateProj::Running { future, guard } => {
                     let result = ready!(future.poll(cx));
-                    let (ending, permit) = (*ending, permit.take());
+                    let guard = guard.take();
                     state.set(State::Done);
-                    return Poll::Ready(F::finish(ending, result, permit));
+                    match guard {
+                        Some(guard) => return Poll::Ready(F::finish(guard, result)),
+                        None => State::Done,
+                    }
                 }
                 StateProj::Answered { answer } => match answer.take() {
                     Some(answer) => return Poll::Ready(answer),
@@ -155,22 +147,24 @@ where
 impl<S, Req, F> State<S, Req, F>
 where
     S: Service<Req>,
-    F: Face<S::Response, S::Error>,
+    F: Face<Req, S::Response, S::Error>,
 {
-    fn readying(work: Option<(S, Req)>, ending: F::Ending, permit: Permit) -> Self {
-        Self::Readying {
-            work,
-            ending,
-            permit: Some(permit),
+    fn decided(work: Option<(S, Req)>, face: &F, result: Result<Permit, Rejected>) -> Self {
+        match (work, result) {
+            (Some((service, mut req)), Ok(permit)) => Self::Readying {
+                guard: Some(face.admit(&mut req, Some(permit))),
+                work: Some((service, req)),
+            },
+            (Some((_, req)), Err(rejected)) => Self::answered(face.refuse(&req, rejected)),
+            (None, _) => Self::Done,
         }
     }
 
-    fn called(work: Option<(S, Req)>, ending: F::Ending, permit: Option<Permit>) -> Self {
+    fn called(work: Option<(S, Req)>, guard: Option<F::Guard>) -> Self {
         match work {
             Some((mut service, req)) => Self::Running {
                 future: service.call(req),
-                ending,
-                permit,
+                guard,
             },
             None => Self::Done,
         }
@@ -199,7 +193,7 @@ where
 impl<S, Req, F> fmt::Debug for ResponseFuture<S, Req, F>
 where
     S: Service<Req>,
-    F: Face<S::Response, S::Error>,
+    F: Face<Req, S::Response, S::Error>,
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use http::{HeaderValue, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body::Body;
 
 use crate::{
@@ -107,12 +107,12 @@ pub struct Http<R = Problem> {
 ///
 /// Closures `Fn(&Rejected) -> http::Response<B>` do.
 pub trait OnReject<B> {
-    /// Returns the response to a refused request.
-    fn respond(&self, rejected: &Rejected) -> Response<ResponseBody<B>>;
+    /// Returns the response to a refused request that had these headers.
+    fn respond(&self, rejected: &Rejected, headers: &HeaderMap) -> Response<ResponseBody<B>>;
 }
 
 impl<B: Body, F: Fn(&Rejected) -> Response<B>> OnReject<B> for F {
-    fn respond(&self, rejected: &Rejected) -> Response<ResponseBody<B>> {
+    fn respond(&self, rejected: &Rejected, _: &HeaderMap) -> Response<ResponseBody<B>> {
         self(rejected).map(|body| ResponseBody::new(body, None))
     }
 }
@@ -123,7 +123,7 @@ impl<B: Body, F: Fn(&Rejected) -> Response<B>> OnReject<B> for F {
 pub struct Problem(());
 
 impl<B> OnReject<B> for Problem {
-    fn respond(&self, rejected: &Rejected) -> Response<ResponseBody<B>> {
+    fn respond(&self, rejected: &Rejected, _: &HeaderMap) -> Response<ResponseBody<B>> {
         let status = rejected.status();
         let mut response = Response::new(ResponseBody::text(problem(status, rejected)));
         *response.status_mut() = status;
@@ -167,30 +167,29 @@ fn problem(status: StatusCode, rejected: &Rejected) -> String {
 
 impl<R> sealed::Sealed for Http<R> {}
 
-impl<R, B, E> Face<Response<B>, E> for Http<R>
+impl<R, Q, B, E> Face<Request<Q>, Response<B>, E> for Http<R>
 where
     R: OnReject<B> + Clone,
     B: Body,
 {
     type Response = Response<ResponseBody<B>>;
     type Error = E;
-    type Ending = Hold;
+    type Guard = (Hold, Option<Permit>);
 
-    fn ending(&self) -> Hold {
-        self.hold
+    fn admit(&self, _: &mut Request<Q>, permit: Option<Permit>) -> Self::Guard {
+        (self.hold, permit)
     }
 
     fn finish(
-        hold: Hold,
+        (hold, permit): Self::Guard,
         result: Result<Response<B>, E>,
-        permit: Option<Permit>,
     ) -> Result<Self::Response, E> {
         let permit = permit.filter(|_| hold == Hold::Body);
         result.map(|response| response.map(|body| ResponseBody::new(body, permit)))
     }
 
-    fn refuse(&self, rejected: Rejected) -> Result<Self::Response, E> {
-        let mut response = self.on_reject.respond(&rejected);
+    fn refuse(&self, req: &Request<Q>, rejected: Rejected) -> Result<Self::Response, E> {
+        let mut response = self.on_reject.respond(&rejected, req.headers());
         if let Some(delay) = rejected.retry_after() {
             let header = response.headers_mut().entry(header::RETRY_AFTER);
             header.or_insert_with(|| delay.as_secs().into());
@@ -220,27 +219,28 @@ pub struct BodyErrors(());
 
 impl sealed::Sealed for BodyErrors {}
 
-impl<B, E> Face<Response<B>, E> for BodyErrors
+impl<Req, B, E> Face<Req, Response<B>, E> for BodyErrors
 where
     B: Body,
     E: Into<BoxError>,
 {
     type Response = Response<ResponseBody<B>>;
     type Error = Error;
-    type Ending = ();
+    type Guard = Option<Permit>;
 
-    fn ending(&self) {}
+    fn admit(&self, _: &mut Req, permit: Option<Permit>) -> Option<Permit> {
+        permit
+    }
 
     fn finish(
-        (): (),
-        result: Result<Response<B>, E>,
         permit: Option<Permit>,
+        result: Result<Response<B>, E>,
     ) -> Result<Self::Response, Error> {
         let response = result.map_err(Error::inner)?;
         Ok(response.map(|body| ResponseBody::new(body, permit)))
     }
 
-    fn refuse(&self, rejected: Rejected) -> Result<Self::Response, Error> {
+    fn refuse(&self, _: &Req, rejected: Rejected) -> Result<Self::Response, Error> {
         Err(rejected.into())
     }
 

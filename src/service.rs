@@ -78,7 +78,7 @@ where
     S: Service<Req> + Clone,
     X: ExtractTenant<Req, Key = K>,
     K: Borrow<X::Id> + Hash + Eq + Clone + Send + Sync + 'static,
-    F: Face<S::Response, S::Error>,
+    F: Face<Req, S::Response, S::Error>,
 {
     type Response = F::Response;
     type Error = F::Error;
@@ -88,12 +88,14 @@ where
         self.inner.poll_ready(cx).map_err(F::fail)
     }
 
-    fn call(&mut self, req: Req) -> Self::Future {
+    fn call(&mut self, mut req: Req) -> Self::Future {
         let face = &self.settings.face;
         let readied = Readied(&mut self.inner);
         match self.settings.decide(&req) {
             Ok(Passage::Open(permit)) => {
-                ResponseFuture::running(readied.call(req), face.ending(), permit)
+                // Before the call, so that the permit outlives what a panic drops.
+                let guard = face.admit(&mut req, permit);
+                ResponseFuture::running(readied.call(req), guard)
             }
             Ok(Passage::Waits(held)) => {
                 drop(readied);
@@ -102,7 +104,7 @@ where
             }
             Err(rejected) => {
                 drop(readied);
-                ResponseFuture::refused(face.refuse(rejected))
+                ResponseFuture::refused(face.refuse(&req, rejected))
             }
         }
     }
