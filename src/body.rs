@@ -8,7 +8,7 @@ use std::{
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::permit::Permit;
+use crate::{observe::Ending, permit::Permit};
 
 pin_project! {
     /// A response body that keeps the permit of its request until it ends, fails or is dropped,
@@ -35,8 +35,10 @@ pin_project! {
 }
 
 impl<B: Body> ResponseBody<B> {
-    pub(crate) fn new(body: B, permit: Option<Permit>) -> Self {
-        let permit = permit.filter(|_| !body.is_end_stream());
+    pub(crate) fn new(body: B, mut permit: Option<Permit>) -> Self {
+        if body.is_end_stream() {
+            end(&mut permit, Ending::Completed);
+        }
         Self {
             kind: Kind::Inner { body },
             permit,
@@ -50,6 +52,12 @@ impl<B> ResponseBody<B> {
             kind: Kind::Text { text: Some(text) },
             permit: None,
         }
+    }
+}
+
+fn end(permit: &mut Option<Permit>, ending: Ending) {
+    if let Some(permit) = permit.take() {
+        permit.end(ending);
     }
 }
 
@@ -79,9 +87,10 @@ where
         match this.kind.project() {
             KindProj::Inner { mut body } => {
                 let frame = ready!(body.as_mut().poll_frame(cx));
-                let goes_on = matches!(frame, Some(Ok(_))) && !body.is_end_stream();
-                if !goes_on {
-                    drop(this.permit.take());
+                match &frame {
+                    Some(Ok(_)) if !body.is_end_stream() => {}
+                    Some(Err(_)) => end(this.permit, Ending::Failed),
+                    _ => end(this.permit, Ending::Completed),
                 }
                 Poll::Ready(frame)
             }

@@ -8,7 +8,7 @@ use http_body::Body;
 use crate::{
     body::ResponseBody,
     error::{BoxError, Error},
-    face::{Errors, Face, sealed},
+    face::{Errors, Face, end, sealed},
     layer::TenantConcurrencyLayer,
     permit::Permit,
     reject::{RejectReason, Rejected},
@@ -181,11 +181,13 @@ where
     }
 
     fn finish(
-        (hold, permit): Self::Guard,
+        (hold, mut permit): Self::Guard,
         result: Result<Response<B>, E>,
     ) -> Result<Self::Response, E> {
-        let permit = permit.filter(|_| hold == Hold::Body);
-        result.map(|response| response.map(|body| ResponseBody::new(body, permit)))
+        if hold == Hold::Head {
+            end(permit.take(), &result);
+        }
+        held_by_body(result, permit)
     }
 
     fn refuse(&self, req: &Request<Q>, rejected: Rejected) -> Result<Self::Response, E> {
@@ -200,6 +202,20 @@ where
 
     fn fail(error: E) -> E {
         error
+    }
+}
+
+fn held_by_body<B: Body, E>(
+    result: Result<Response<B>, E>,
+    permit: Option<Permit>,
+) -> Result<Response<ResponseBody<B>>, E> {
+    match result {
+        Ok(response) => Ok(response.map(|body| ResponseBody::new(body, permit))),
+        Err(error) => {
+            let failed = Err(error);
+            end(permit, &failed);
+            failed
+        }
     }
 }
 
@@ -236,8 +252,7 @@ where
         permit: Option<Permit>,
         result: Result<Response<B>, E>,
     ) -> Result<Self::Response, Error> {
-        let response = result.map_err(Error::inner)?;
-        Ok(response.map(|body| ResponseBody::new(body, permit)))
+        held_by_body(result, permit).map_err(Error::inner)
     }
 
     fn refuse(&self, _: &Req, rejected: Rejected) -> Result<Self::Response, Error> {

@@ -161,12 +161,12 @@ impl<K, X, F> Settings<K, X, F> {
                     return Ok(Passage::Open(None));
                 }
                 MissingTenant::Bypass | MissingTenant::Refuse => {
-                    return Err(Rejected::new(why.into()));
+                    return Err(self.limiter.refuse_nameless(why));
                 }
             },
         };
         Ok(match attempt {
-            Attempt::Admitted(permit) => Passage::Open(Some(permit)),
+            Attempt::Admitted(permit) => Passage::Open(Some(permit.of_request())),
             Attempt::Waits(held) => Passage::Waits(held),
         })
     }
