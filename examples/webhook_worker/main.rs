@@ -65,7 +65,7 @@ async fn main() -> Done<ExitCode> {
 
 async fn show(database: &Path) -> Done<ExitCode> {
     let cases = [
-        case("flood", 300, 4, Manner::Accepts).await,
+        case("flood", 200, 4, Manner::Accepts).await,
         case("ant", 12, 2, Manner::Accepts).await,
         case("bee", 8, 2, Manner::Accepts).await,
         case("flaky", 6, 2, Manner::FailsTwice).await,

@@ -77,6 +77,8 @@ impl Outbox {
         db.busy_timeout(Duration::ZERO)?;
         db.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
         db.pragma_update(None, "journal_mode", "WAL")?;
+        // A kill undoes no commit; a loss of power may undo the last ones.
+        db.pragma_update(None, "synchronous", "NORMAL")?;
         db.execute_batch(SCHEMA)?;
         Ok(Self(db))
     }
