@@ -128,11 +128,12 @@ impl Outbox {
         Ok(())
     }
 
-    /// The customers that have something due, however much each has.
+    /// The customers that have something due, however much it is, in the order they were added.
     pub fn customers_due(&self) -> Result<Vec<String>> {
         let sql = "SELECT name FROM customer WHERE EXISTS (
                        SELECT 1 FROM outbox
-                       WHERE customer = name AND status = 'queued' AND next_attempt_at <= ?1)";
+                       WHERE customer = name AND status = 'queued' AND next_attempt_at <= ?1)
+                   ORDER BY rowid";
         self.all(sql, [now()], |row| row.get(0))
     }
 

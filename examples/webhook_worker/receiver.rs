@@ -24,8 +24,8 @@ const WORK: Duration = Duration::from_millis(10);
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Manner {
     Accepts,
-    /// Answers the first two attempts of each row with 500.
-    FailsTwice,
+    /// Answers the first attempt of each row with 500.
+    FailsOnce,
     Fails,
     Hangs,
 }
@@ -95,8 +95,8 @@ async fn receive(State(receiver): State<Receiver>, headers: HeaderMap) -> Status
     match receiver.manner {
         Manner::Hangs => future::pending().await,
         Manner::Fails => StatusCode::INTERNAL_SERVER_ERROR,
-        Manner::FailsTwice if attempt <= 2 => StatusCode::INTERNAL_SERVER_ERROR,
-        Manner::FailsTwice | Manner::Accepts => {
+        Manner::FailsOnce if attempt == 1 => StatusCode::INTERNAL_SERVER_ERROR,
+        Manner::FailsOnce | Manner::Accepts => {
             receiver.seen().accepted.insert(row);
             StatusCode::OK
         }

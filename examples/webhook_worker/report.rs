@@ -67,7 +67,7 @@ pub fn complaints(cases: &[Case], entries: &[Entry]) -> Vec<String> {
         let dead = rows(case, entries, "dead");
         let (all, none) = (case.rows, 0);
         let (to_deliver, to_die) = match case.manner {
-            Manner::Accepts | Manner::FailsTwice => (all, none),
+            Manner::Accepts | Manner::FailsOnce => (all, none),
             Manner::Fails | Manner::Hangs => (none, all),
         };
         expect(delivered.len() == to_deliver, "not all rows are delivered");
