@@ -63,6 +63,7 @@ mod missing;
 mod model;
 mod observe;
 mod overflow;
+mod owners;
 mod permit;
 mod pool;
 mod queue;

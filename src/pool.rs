@@ -4,7 +4,7 @@
 //! that is one exchange each. As soon as anybody waits, for whichever of the two, all go through
 //! one lock, and [`Fair`] says who is next; newcomers pass nobody who could be served.
 
-use std::{sync, task::Waker};
+use std::{fmt, sync, task::Waker};
 
 use crate::{
     fair::{Fair, Id},
@@ -91,10 +91,11 @@ pub(crate) struct Share<T> {
 }
 
 /// Who has tenants; the capacity is divided between owners first.
-#[derive(Debug, Default)]
-pub(crate) struct Owner {
+pub(crate) struct Owner<L: ?Sized = dyn Send + Sync> {
     running: AtomicUsize,
     member: Mutex<Option<Id>>,
+    // Dropped with the owner.
+    _lease: L,
 }
 
 /// The answer to a request before it waits.
@@ -494,6 +495,24 @@ impl<T: Ticket> Share<T> {
         if let Some(owner) = &self.owner {
             owner.running.fetch_add(1, Ordering::AcqRel);
         }
+    }
+}
+
+impl<L: Send + Sync + 'static> Owner<L> {
+    pub(crate) fn new(lease: L) -> sync::Arc<Owner> {
+        sync::Arc::new(Self {
+            running: AtomicUsize::new(0),
+            member: Mutex::new(None),
+            _lease: lease,
+        })
+    }
+}
+
+impl<L: ?Sized> fmt::Debug for Owner<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Owner")
+            .field("running", &self.running)
+            .finish_non_exhaustive()
     }
 }
 
