@@ -70,6 +70,7 @@ mod queue;
 mod reject;
 mod service;
 mod shared;
+mod snapshot;
 mod stats;
 mod sweeper;
 mod sync;
@@ -95,6 +96,7 @@ pub use crate::{
     permit::Permit,
     reject::{RejectReason, Rejected},
     service::TenantConcurrency,
+    snapshot::{Column, Snapshot, TenantSnapshot},
     stats::Stats,
 };
 

@@ -53,7 +53,7 @@ use crate::{
 /// assert!(limiter.try_acquire("acme").is_ok());
 /// ```
 pub struct TenantLimiter<K> {
-    shared: sync::Arc<Shared<K>>,
+    pub(crate) shared: sync::Arc<Shared<K>>,
     overflow: Overflow,
 }
 
