@@ -54,6 +54,8 @@ mod home;
 mod http;
 #[cfg(feature = "http")]
 mod http_key;
+#[cfg(feature = "inspect")]
+mod inspect;
 mod key;
 mod layer;
 mod limiter;
@@ -106,6 +108,9 @@ pub use crate::{
     http::{BodyErrors, Hold, Http, OnReject, Problem},
     http_key::{FromExtension, FromHeader, extension, header},
 };
+
+#[cfg(feature = "inspect")]
+pub use crate::inspect::{Inspect, InspectFuture};
 
 /// The examples of the README, compiled.
 #[cfg(all(doctest, feature = "http"))]

@@ -170,9 +170,43 @@ impl<K> Snapshot<K> {
         order.sort_unstable_by_key(key);
         order.iter().map(|index| &self.tenants[*index]).collect()
     }
+
+    /// The same totals with other tenants.
+    #[cfg(feature = "inspect")]
+    pub(crate) fn with_tenants<T>(&self, tenants: Vec<TenantSnapshot<T>>) -> Snapshot<T> {
+        Snapshot {
+            in_flight: self.in_flight,
+            waiting: self.waiting,
+            tracked: self.tracked,
+            capacity: self.capacity,
+            admitted: self.admitted,
+            refused: self.refused,
+            bypassed: self.bypassed,
+            missing: self.missing,
+            closed: self.closed,
+            tenants,
+        }
+    }
 }
 
 impl<K> TenantSnapshot<K> {
+    /// The same figures of a tenant that is called otherwise.
+    #[cfg(feature = "inspect")]
+    pub(crate) fn with_tenant<T>(&self, tenant: T) -> TenantSnapshot<T> {
+        TenantSnapshot {
+            tenant,
+            limit: self.limit,
+            in_flight: self.in_flight,
+            waiting: self.waiting,
+            oldest_wait: self.oldest_wait,
+            weight: self.weight,
+            share: self.share,
+            admitted: self.admitted,
+            refused: self.refused,
+            idle: self.idle,
+        }
+    }
+
     /// The figure as a number to compare with others of its column.
     fn rank(&self, column: Column) -> Option<u128> {
         let count = |count: usize| Some(count as u128);
