@@ -444,9 +444,9 @@ async fn a_hidden_page_asks_for_nothing() {
         );
         page.run(&hide(true)).await;
         // An answer may be on its way.
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
         let before = page.answers().await;
-        tokio::time::sleep(Duration::from_millis(2_500)).await;
+        tokio::time::sleep(Duration::from_millis(1_700)).await;
         assert_eq!(page.answers().await, before);
         page.run(&hide(false)).await;
         page.wait_for_answers(2).await;

@@ -161,7 +161,8 @@ impl Page {
             }
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
-        panic!("it never happens");
+        let shown = self.run("return document.body.innerText").await;
+        panic!("it never happens; the page shows {shown}");
     }
 
     /// How many snapshots the page was told so far.
