@@ -8,7 +8,7 @@ use std::{
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::permit::Permit;
+use crate::shared_permit::Slot;
 
 pin_project! {
     /// A response body that keeps the permit of its request until it ends, fails or is dropped,
@@ -21,7 +21,7 @@ pin_project! {
         #[pin]
         kind: Kind<B>,
         // Declared last so that the inner body is dropped before the slot it stands for is free.
-        permit: Option<Permit>,
+        slot: Option<Slot>,
     }
 }
 
@@ -35,11 +35,11 @@ pin_project! {
 }
 
 impl<B: Body> ResponseBody<B> {
-    pub(crate) fn new(body: B, permit: Option<Permit>) -> Self {
-        let permit = permit.filter(|_| !body.is_end_stream());
+    pub(crate) fn new(body: B, slot: Option<Slot>) -> Self {
+        let slot = slot.filter(|_| !body.is_end_stream());
         Self {
             kind: Kind::Inner { body },
-            permit,
+            slot,
         }
     }
 }
@@ -48,7 +48,7 @@ impl<B> ResponseBody<B> {
     pub(crate) fn text(text: String) -> Self {
         Self {
             kind: Kind::Text { text: Some(text) },
-            permit: None,
+            slot: None,
         }
     }
 }
@@ -58,7 +58,7 @@ impl<B: Default> Default for ResponseBody<B> {
     fn default() -> Self {
         Self {
             kind: Kind::Inner { body: B::default() },
-            permit: None,
+            slot: None,
         }
     }
 }
@@ -81,7 +81,7 @@ where
                 let frame = ready!(body.as_mut().poll_frame(cx));
                 let goes_on = matches!(frame, Some(Ok(_))) && !body.is_end_stream();
                 if !goes_on {
-                    drop(this.permit.take());
+                    drop(this.slot.take());
                 }
                 Poll::Ready(frame)
             }

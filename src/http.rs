@@ -1,8 +1,8 @@
 //! Refusals as HTTP responses, and permits held by response bodies.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use http::{Extensions, HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body::Body;
 
 use crate::{
@@ -12,6 +12,7 @@ use crate::{
     layer::TenantConcurrencyLayer,
     permit::Permit,
     reject::{RejectReason, Rejected},
+    shared_permit::{SharedPermit, Slot},
 };
 
 /// How long an admitted HTTP request keeps its permit.
@@ -43,6 +44,7 @@ impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
     pub fn http(self) -> TenantConcurrencyLayer<K, X, Http> {
         self.map_face(|Errors(())| Http {
             hold: Hold::default(),
+            share: false,
             on_reject: Problem(()),
         })
     }
@@ -61,6 +63,44 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     /// Sets how long an admitted request keeps its permit.
     pub fn hold(self, hold: Hold) -> Self {
         self.map_face(|face| Http { hold, ..face })
+    }
+
+    /// Puts a [`SharedPermit`] into the extensions of each admitted request, for the work that a
+    /// handler leaves behind: while a clone of it lives, the slot is in use.
+    ///
+    /// What keeps the slot is the response, as [`hold`](Self::hold) says, and whatever holds a
+    /// clone: the request itself until it is dropped, what the handler has moved one into, and
+    /// whoever clones the extensions. A connection that is upgraded is none of these: its slot
+    /// ends with the head of the response (101, or 200 to an extended CONNECT), unless the task
+    /// that serves it holds a clone.
+    ///
+    /// A request that is not limited, because it is [exempt](Self::exempt) or
+    /// [bypasses](crate::MissingTenant::Bypass) the limit, gets no handle.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use axum::{Extension, Router, routing::post};
+    /// use tower_tenant::{SharedPermit, TenantConcurrencyLayer, header};
+    ///
+    /// async fn import(Extension(permit): Extension<SharedPermit>) -> &'static str {
+    ///     tokio::task::spawn_blocking(move || {
+    ///         // Takes minutes; meanwhile the tenant has one slot less.
+    ///         drop(permit);
+    ///     });
+    ///     "started"
+    /// }
+    ///
+    /// let layer = TenantConcurrencyLayer::<String, _>::new(2, header("x-tenant-id"))
+    ///     .http()
+    ///     .share_permit();
+    /// let app: Router = Router::new().route("/import", post(import)).layer(layer);
+    /// ```
+    pub fn share_permit(self) -> Self {
+        self.map_face(|face| Http {
+            share: true,
+            ..face
+        })
     }
 
     /// Answers refused requests with what `on_reject` makes of the refusal: a closure
@@ -91,6 +131,7 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     {
         self.map_face(|face| Http {
             hold: face.hold,
+            share: face.share,
             on_reject,
         })
     }
@@ -100,6 +141,7 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
 #[derive(Clone, Copy)]
 pub struct Http<R = Problem> {
     hold: Hold,
+    share: bool,
     on_reject: R,
 }
 
@@ -165,6 +207,14 @@ fn problem(status: StatusCode, rejected: &Rejected) -> String {
     )
 }
 
+/// Puts a handle on the permit where the handler finds it.
+fn share(extensions: &mut Extensions, permit: Permit) -> Arc<Permit> {
+    let permit = Arc::new(permit);
+    let outer = extensions.remove();
+    extensions.insert(SharedPermit::new(Arc::clone(&permit), outer));
+    permit
+}
+
 impl<R> sealed::Sealed for Http<R> {}
 
 impl<R, Q, B, E> Face<Request<Q>, Response<B>, E> for Http<R>
@@ -174,18 +224,22 @@ where
 {
     type Response = Response<ResponseBody<B>>;
     type Error = E;
-    type Guard = (Hold, Option<Permit>);
+    type Guard = (Hold, Option<Slot>);
 
-    fn admit(&self, _: &mut Request<Q>, permit: Option<Permit>) -> Self::Guard {
-        (self.hold, permit)
+    fn admit(&self, req: &mut Request<Q>, permit: Option<Permit>) -> Self::Guard {
+        let slot = permit.map(|permit| match self.share {
+            true => Slot::Shared(share(req.extensions_mut(), permit)),
+            false => Slot::Sole(permit),
+        });
+        (self.hold, slot)
     }
 
     fn finish(
-        (hold, permit): Self::Guard,
+        (hold, slot): Self::Guard,
         result: Result<Response<B>, E>,
     ) -> Result<Self::Response, E> {
-        let permit = permit.filter(|_| hold == Hold::Body);
-        result.map(|response| response.map(|body| ResponseBody::new(body, permit)))
+        let slot = slot.filter(|_| hold == Hold::Body);
+        result.map(|response| response.map(|body| ResponseBody::new(body, slot)))
     }
 
     fn refuse(&self, req: &Request<Q>, rejected: Rejected) -> Result<Self::Response, E> {
@@ -207,6 +261,7 @@ impl<R> fmt::Debug for Http<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Http")
             .field("hold", &self.hold)
+            .field("share", &self.share)
             .finish_non_exhaustive()
     }
 }
@@ -237,7 +292,7 @@ where
         result: Result<Response<B>, E>,
     ) -> Result<Self::Response, Error> {
         let response = result.map_err(Error::inner)?;
-        Ok(response.map(|body| ResponseBody::new(body, permit)))
+        Ok(response.map(|body| ResponseBody::new(body, permit.map(Slot::Sole))))
     }
 
     fn refuse(&self, _: &Req, rejected: Rejected) -> Result<Self::Response, Error> {

@@ -164,6 +164,12 @@ impl<K> TenantLimiter<K> {
         self.shared.bypassed.load(Ordering::Relaxed)
     }
 
+    /// Returns how many exempt requests were let through so far.
+    #[must_use]
+    pub fn exempted(&self) -> u64 {
+        self.shared.exempted.load(Ordering::Relaxed)
+    }
+
     /// Evicts each tenant that was idle for as long as the [`Evictor`] says; returns how many.
     ///
     /// One sweep of what the evictor does by itself, for where no runtime is. A key that panics
@@ -267,6 +273,11 @@ impl<K> TenantLimiter<K> {
         }
         self.shared.bypassed.fetch_add(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Counts a request that passes unlimited even when the limiter is closed.
+    pub(crate) fn exempt(&self) {
+        self.shared.exempted.fetch_add(1, Ordering::Relaxed);
     }
 }
 

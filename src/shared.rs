@@ -32,6 +32,7 @@ pub(crate) struct Shared<K> {
     pub(crate) nameless: OnceLock<Arc<Tracked<()>>>,
     pub(crate) nameless_limit: AtomicUsize,
     pub(crate) bypassed: AtomicU64,
+    pub(crate) exempted: AtomicU64,
     pub(crate) closed: AtomicBool,
 }
 
@@ -53,6 +54,7 @@ impl<K> Shared<K> {
             nameless: OnceLock::new(),
             nameless_limit: AtomicUsize::new(0),
             bypassed: AtomicU64::new(0),
+            exempted: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         }
     }
