@@ -13,7 +13,7 @@ use crate::permit::Permit;
 ///
 /// Below several layers that share, the handle keeps the slots of all of them.
 #[derive(Clone)]
-#[must_use = "dropping the handle does not keep the slot"]
+#[must_use = "the slot is kept only while the handle lives"]
 pub struct SharedPermit {
     _permit: Arc<Permit>,
     _outer: Option<Arc<SharedPermit>>,
