@@ -19,12 +19,13 @@ use axum::{
 };
 use futures_util::{Stream, stream};
 use http::{Request, Response, StatusCode};
-use support::{Tenant, call, soon, until, wind_up};
+use support::{Tenant, call, forget_idle, probe, soon, until, wind_up};
 use tokio::{sync::mpsc, task::spawn_blocking};
 use tokio_test::{assert_pending, assert_ready_ok};
 use tower::{Layer, Service, service_fn, util::BoxCloneSyncService};
 use tower_tenant::{
-    Hold, Http, MissingTenant, Overflow, SharedPermit, TenantConcurrencyLayer, TenantLimiter,
+    Hold, Http, MissingTenant, Overflow, Rejected, SharedPermit, TenantConcurrencyLayer,
+    TenantLimiter,
 };
 use wire::{Answer, Client, VERSIONS, Version, request, serve, tenant_in};
 
@@ -76,6 +77,17 @@ impl Jobs {
     }
 }
 
+/// Ends a case whose slots are given back by other threads, which may not be through yet.
+async fn wind_up_jobs(limiter: &TenantLimiter<Tenant>, queue: usize) {
+    until(|| limiter.in_flight("T") == 0).await;
+    probe(limiter, "T", 1, queue);
+    until(|| {
+        forget_idle(limiter);
+        limiter.tracked() == 0
+    })
+    .await;
+}
+
 /// A route whose handler waits for a job, which gets the handle if there is one.
 fn job_route(jobs: &Jobs) -> Router {
     let jobs = jobs.clone();
@@ -103,7 +115,7 @@ async fn without_a_handle_jobs_outlive_their_slots() {
         }
         assert_eq!(jobs.peak(), 5);
         jobs.end();
-        wind_up(layer.limiter(), "T", 1, 0);
+        wind_up_jobs(layer.limiter(), 0).await;
     }
 }
 
@@ -122,9 +134,8 @@ async fn with_a_handle_a_job_keeps_its_slot_when_the_caller_has_given_up() {
             assert_eq!(layer.limiter().in_flight("T"), 1);
         }
         jobs.end();
-        until(|| layer.limiter().in_flight("T") == 0).await;
+        wind_up_jobs(layer.limiter(), 0).await;
         assert_eq!(jobs.peak(), 1);
-        wind_up(layer.limiter(), "T", 1, 0);
     }
 }
 
@@ -145,9 +156,8 @@ async fn a_permit_taken_along_by_the_work_bounds_the_work() {
     until(|| jobs.running() == 1).await;
     assert_eq!(limiter.in_flight("T"), 1);
     jobs.end();
-    until(|| limiter.in_flight("T") == 0).await;
+    wind_up_jobs(&limiter, 0).await;
     assert_eq!(jobs.peak(), 1);
-    wind_up(&limiter, "T", 1, 0);
 }
 
 #[tokio::test]
@@ -161,11 +171,9 @@ async fn the_next_in_line_enters_when_the_job_of_the_one_before_ends() {
     let next = tokio::spawn(wire::get(addr, Version::Http1, "/job", "T"));
     until(|| layer.limiter().waiting("T") == 1).await;
     jobs.end();
-    // It was given a handle too, though it had to wait.
     assert_eq!(soon(next).await.unwrap().status, StatusCode::OK);
-    until(|| layer.limiter().in_flight("T") == 0).await;
+    wind_up_jobs(layer.limiter(), 1).await;
     assert_eq!(jobs.peak(), 1);
-    wind_up(layer.limiter(), "T", 1, 1);
 }
 
 type BoxedHandler = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
@@ -229,6 +237,28 @@ fn with_hold_head_only_a_handle_keeps_the_slot_of_a_body() {
     assert_eq!(layer.limiter().in_flight("T"), 0);
     drop(response);
     wind_up(layer.limiter(), "T", 1, 0);
+}
+
+#[test]
+fn a_response_of_on_reject_is_chosen_and_a_handle_asked_for_in_any_order() {
+    let teapot = |_: &Rejected| {
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::IM_A_TEAPOT;
+        response
+    };
+    for layer in [
+        sharing(1).on_reject(teapot),
+        plain(1).on_reject(teapot).share_permit(),
+        sharing(1).on_reject(teapot).hold(Hold::Body),
+    ] {
+        let (response, permit) = admitted(|handler| layer.layer(handler), "/");
+        drop(response);
+        let (refused, none) = admitted(|handler| layer.layer(handler), "/");
+        assert_eq!(refused.status(), StatusCode::IM_A_TEAPOT);
+        assert!(none.is_none());
+        drop(permit.expect("a handle"));
+        wind_up(layer.limiter(), "T", 1, 0);
+    }
 }
 
 #[test]
@@ -296,6 +326,24 @@ fn a_handle_below_two_layers_keeps_the_slots_of_both() {
     for layer in [&outer, &inner, &to_the_head] {
         wind_up(layer.limiter(), "T", 1, 0);
     }
+}
+
+#[test]
+fn a_request_that_had_to_wait_has_a_handle_too() {
+    let layer = sharing(1).overflow(Overflow::queue(1).max_wait(Duration::MAX));
+    let taken = Taken::default();
+    let service = layer.layer(service_fn({
+        let taken = Arc::clone(&taken);
+        move |req| give(Arc::clone(&taken), req)
+    }));
+    let ahead = layer.limiter().try_acquire(&"T").unwrap();
+    let mut request = call(&service, request("/", "T"));
+    assert_pending!(request.poll());
+    drop(ahead);
+    drop(assert_ready_ok!(request.poll()));
+    assert_eq!(layer.limiter().in_flight("T"), 1);
+    drop(taken.lock().unwrap().pop().expect("a handle"));
+    wind_up(layer.limiter(), "T", 1, 1);
 }
 
 #[test]
