@@ -11,14 +11,16 @@ use pin_project_lite::pin_project;
 use tokio::time::Sleep;
 
 use crate::{
-    entry::{Held, Tracked},
+    entry::{Held, Node},
     gate::Joined,
+    observe::Event,
     overflow::Overflow,
     permit::Permit,
     reject::{RejectReason, Rejected},
     sync::Arc,
     timer,
     waiter::{Outcome, Waiter},
+    word::Word,
 };
 
 /// How a request that is not refused goes on.
@@ -32,13 +34,22 @@ pub(crate) enum Attempt {
 // Left to itself the compiler calls it, which costs an admitted request a sixth of its
 // instructions.
 #[inline(always)]
-pub(crate) fn attempt<K>(tracked: Arc<Tracked<K>>, places: usize) -> Result<Attempt, Rejected>
+pub(crate) fn attempt<T>(node: Arc<Node<T>>, places: usize) -> Result<Attempt, Rejected>
 where
-    K: Send + Sync + 'static,
+    T: Send + Sync + 'static,
 {
-    match tracked.entry.try_enter(places)? {
-        true => Ok(Attempt::Admitted(Permit::of_taken(tracked.into()))),
-        false => Ok(Attempt::Waits(tracked.into())),
+    match node.entry.gate.enter_fast() {
+        true => Ok(Attempt::Admitted(Permit::of_taken(node.into()))),
+        false => attempt_slowly(node.into(), places),
+    }
+}
+
+#[cold]
+fn attempt_slowly(held: Held, places: usize) -> Result<Attempt, Rejected> {
+    match held.try_enter(places) {
+        Ok(true) => Ok(Attempt::Admitted(Permit::admitted(held, None))),
+        Ok(false) => Ok(Attempt::Waits(held)),
+        Err(rejected) => Err(held.refused(rejected, None)),
     }
 }
 
@@ -109,14 +120,18 @@ impl Place {
         cx: &mut Context<'_>,
     ) -> Poll<Result<Permit, Rejected>> {
         match self.held.join(overflow.places(), cx.waker()) {
-            Joined::Entered => Poll::Ready(Ok(Permit::of_taken(self.held.clone()))),
-            Joined::Refused(word) => Poll::Ready(Err(self.held.refuse(overflow.places(), word))),
+            Joined::Entered => Poll::Ready(Ok(Permit::admitted(self.held.clone(), None))),
+            Joined::Refused(word) => {
+                let rejected = self.held.refuse(overflow.places(), word);
+                Poll::Ready(Err(self.held.refused(rejected, None)))
+            }
             Joined::Crowded(word) => {
-                let reason = RejectReason::CapacityQueueFull;
-                Poll::Ready(Err(self.held.reject(reason, word)))
+                let rejected = self.held.reject(RejectReason::CapacityQueueFull, word);
+                Poll::Ready(Err(self.held.refused(rejected, None)))
             }
             Joined::Waiting(waiter) => {
                 self.waiter = Some(waiter);
+                self.held.note(Event::Queued);
                 Poll::Pending
             }
         }
@@ -129,42 +144,55 @@ impl Place {
         }
     }
 
+    /// How long the wait has lasted.
+    fn waited(&self, waiter: &Waiter) -> Duration {
+        self.held.home.elapsed(waiter.since)
+    }
+
     /// Ends the wait because its time is up; a slot granted meanwhile is kept.
     fn expire(&mut self) -> Result<Permit, Rejected> {
-        match self.leave() {
+        match self.waiter.as_ref().and_then(|waiter| self.leave(waiter)) {
             Some(outcome) => self.end(outcome),
-            None => {
-                let word = self.held.gate.word();
-                Err(self.held.reject(RejectReason::WaitExpired, word))
-            }
+            None => self.refuse(RejectReason::WaitExpired, self.held.gate.word()),
         }
     }
 
     fn end(&mut self, outcome: Outcome) -> Result<Permit, Rejected> {
-        self.waiter = None;
         match outcome {
-            Outcome::Granted => Ok(Permit::of_taken(self.held.clone())),
-            Outcome::Refused(word) => Err(self.held.reject(RejectReason::Paused, word)),
-            Outcome::Displaced(word) => {
-                Err(self.held.reject(RejectReason::CapacityQueueFull, word))
+            Outcome::Granted => {
+                let waited = self.waiter.take().map(|waiter| self.waited(&waiter));
+                Ok(Permit::admitted(self.held.clone(), waited))
             }
+            Outcome::Refused(word) => self.refuse(RejectReason::Paused, word),
+            Outcome::Displaced(word) => self.refuse(RejectReason::CapacityQueueFull, word),
         }
     }
 
+    /// Ends the wait without a slot.
+    fn refuse(&mut self, reason: RejectReason, word: Word) -> Result<Permit, Rejected> {
+        let waited = self.waiter.take().map(|waiter| self.waited(&waiter));
+        let rejected = self.held.reject(reason, word);
+        Err(self.held.refused(rejected, waited))
+    }
+
     /// Leaves the line. What was decided about the wait, if it no longer was in the line.
-    fn leave(&mut self) -> Option<Outcome> {
-        let waiter = self.waiter.take()?;
-        if self.held.abandon(&waiter) {
-            return None;
+    fn leave(&self, waiter: &Arc<Waiter>) -> Option<Outcome> {
+        match self.held.abandon(waiter) {
+            true => None,
+            false => waiter.outcome(),
         }
-        waiter.outcome()
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if self.leave() == Some(Outcome::Granted) {
-            drop(Permit::of_taken(self.held.clone()));
+        let Some(waiter) = self.waiter.take() else {
+            return;
+        };
+        if self.leave(&waiter) == Some(Outcome::Granted) {
+            self.held.give_back();
         }
+        let waited = self.waited(&waiter);
+        self.held.note(Event::Cancelled { waited });
     }
 }

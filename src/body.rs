@@ -8,7 +8,10 @@ use std::{
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::shared_permit::Slot;
+use crate::{
+    observe::Ending,
+    shared_permit::{Slot, end},
+};
 
 pin_project! {
     /// A response body that keeps the permit of its request until it ends, fails or is dropped,
@@ -35,8 +38,10 @@ pin_project! {
 }
 
 impl<B: Body> ResponseBody<B> {
-    pub(crate) fn new(body: B, slot: Option<Slot>) -> Self {
-        let slot = slot.filter(|_| !body.is_end_stream());
+    pub(crate) fn new(body: B, mut slot: Option<Slot>) -> Self {
+        if body.is_end_stream() {
+            end(slot.take(), Ending::Completed);
+        }
         Self {
             kind: Kind::Inner { body },
             slot,
@@ -79,9 +84,10 @@ where
         match this.kind.project() {
             KindProj::Inner { mut body } => {
                 let frame = ready!(body.as_mut().poll_frame(cx));
-                let goes_on = matches!(frame, Some(Ok(_))) && !body.is_end_stream();
-                if !goes_on {
-                    drop(this.slot.take());
+                match &frame {
+                    Some(Ok(_)) if !body.is_end_stream() => {}
+                    Some(Err(_)) => end(this.slot.take(), Ending::Failed),
+                    _ => end(this.slot.take(), Ending::Completed),
                 }
                 Poll::Ready(frame)
             }

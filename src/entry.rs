@@ -1,15 +1,16 @@
 //! What is kept of one tenant, and the handle that keeps it alive.
 
-use std::{fmt, ops::Deref, sync, task::Waker, time::Duration};
+use std::{any::Any, fmt, ops::Deref, sync, task::Waker, time::Duration};
 
 use crate::{
     backoff::Backoff,
-    contain::contain,
     gate::{Gate, Joined},
     home::Home,
+    observe::Event,
     pool::{Answer, Share, Ticket},
     reject::{RejectReason, Rejected},
     sync::{Arc, AtomicU64, Ordering},
+    tenant::Tenant,
     waiter::Waiter,
     word::Word,
 };
@@ -18,55 +19,87 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) gate: Gate,
-    // Boxed since most limiters have none.
-    pub(crate) share: Option<Box<Share<Held>>>,
+    // Boxed since most limiters need none.
+    extra: Option<Box<Extra>>,
     // When a sweep first found the tenant idle, by the clock of the limiter; 0 after each release.
     idle_since: AtomicU64,
     refusals: Backoff,
-    home: sync::Arc<Home>,
+    pub(crate) home: sync::Arc<Home>,
+}
+
+/// What is kept of a tenant only if the limiter asks for it.
+#[derive(Debug)]
+pub(crate) struct Extra {
+    pub(crate) share: Option<Share<Held>>,
+    pub(crate) counts: Option<Counts>,
+}
+
+/// How many requests of the tenant were admitted and refused since it is tracked.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) admitted: AtomicU64,
+    pub(crate) refused: AtomicU64,
 }
 
 impl Entry {
-    pub(crate) fn new(limit: usize, share: Option<Share<Held>>, home: sync::Arc<Home>) -> Self {
+    /// An entry of a tenant that is paused, until it is given a limit.
+    pub(crate) fn new(extra: Extra, home: sync::Arc<Home>) -> Self {
+        let extra = (extra.share.is_some() || extra.counts.is_some()).then(|| Box::new(extra));
         Self {
-            gate: Gate::new(limit, share.is_some()),
-            share: share.map(Box::new),
+            gate: Gate::new(0, extra.is_some() || home.is_watched()),
+            extra,
             idle_since: AtomicU64::new(0),
             refusals: Backoff::new(),
             home,
         }
     }
 
+    pub(crate) fn share(&self) -> Option<&Share<Held>> {
+        self.extra.as_ref()?.share.as_ref()
+    }
+
+    pub(crate) fn counts(&self) -> Option<&Counts> {
+        self.extra.as_ref()?.counts.as_ref()
+    }
+
     /// Takes a slot if there is room; else decides whether the request may take one of `places` to
     /// wait. `true` if it has a slot.
-    #[inline]
     pub(crate) fn try_enter(&self, places: usize) -> Result<bool, Rejected> {
+        if let Some(share) = self.share() {
+            return match share.try_enter(&self.gate, places) {
+                Answer::Entered => Ok(true),
+                Answer::MayWait => Ok(false),
+                Answer::Full(word) => Err(self.refuse(places, word)),
+                Answer::AtCapacity(word) => Err(self.reject(RejectReason::AtCapacity, word)),
+            };
+        }
         match self.gate.try_enter() {
             Ok(()) => Ok(true),
-            Err(word) => self.try_enter_slowly(places, word),
+            Err(word) if word.refuses(places) => Err(self.refuse(places, word)),
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// The refusal of a request that finds neither room nor one of `places` to wait, if that is so
+    /// and nobody has to be told.
+    #[inline]
+    pub(crate) fn refusal(&self, places: usize) -> Option<Rejected> {
+        let word = self.gate.word();
+        match word.refuses(places) {
+            true => self.refuse_in_passing(places, word),
+            false => None,
         }
     }
 
     #[cold]
-    fn try_enter_slowly(&self, places: usize, word: Word) -> Result<bool, Rejected> {
-        let Some(share) = &self.share else {
-            return match word.refuses(places) {
-                true => Err(self.refuse(places, word)),
-                false => Ok(false),
-            };
-        };
-        match share.try_enter(&self.gate, places) {
-            Answer::Entered => Ok(true),
-            Answer::MayWait => Ok(false),
-            Answer::Refused(reason, word) => Err(self.reject(reason, word)),
+    fn refuse_in_passing(&self, places: usize, word: Word) -> Option<Rejected> {
+        if self.home.is_watched() {
+            return None;
         }
-    }
-
-    /// The refusal of a request that finds neither room nor one of `places` to wait, if that is so.
-    #[inline]
-    pub(crate) fn refusal(&self, places: usize) -> Option<Rejected> {
-        let word = self.gate.word();
-        word.refuses(places).then(|| self.refuse(places, word))
+        if let Some(counts) = self.counts() {
+            counts.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        Some(self.refuse(places, word))
     }
 
     /// Refuses a request because of what `word` shows.
@@ -83,21 +116,21 @@ impl Entry {
         !self.gate.word().is_idle()
     }
 
+    /// Gives a slot back. `true` if that concerns nobody else, or else
+    /// [`leave_slowly`](Self::leave_slowly) has to follow.
     #[inline]
-    pub(crate) fn leave(&self) {
+    pub(crate) fn leave(&self) -> bool {
         self.idle_since.store(0, Ordering::Relaxed);
-        if !self.gate.leave() {
-            self.leave_slowly();
-        }
+        self.gate.leave()
     }
 
+    /// Hands a slot on that was given back.
     #[cold]
-    fn leave_slowly(&self) {
-        match &self.share {
+    pub(crate) fn leave_slowly(&self) {
+        match self.share() {
             Some(share) => share.leave(&self.gate),
             None => self.gate.serve(),
         }
-        self.tell_if_idle();
     }
 
     /// With a shared capacity a tenant may wait with nothing in flight, so that whoever takes its
@@ -110,7 +143,7 @@ impl Entry {
 
     /// Takes `waiter` out of the line. `false` if its wait is already decided.
     pub(crate) fn abandon(&self, waiter: &Arc<Waiter>) -> bool {
-        let abandoned = match &self.share {
+        let abandoned = match self.share() {
             Some(share) => share.abandon(&self.gate, waiter),
             None => self.gate.abandon(waiter),
         };
@@ -122,7 +155,7 @@ impl Entry {
     ///
     /// A cut takes effect as requests leave, before any waiter enters. 0 refuses all who wait.
     pub(crate) fn set_limit(&self, limit: usize, still: impl FnOnce() -> bool) -> bool {
-        if let Some(share) = &self.share {
+        if let Some(share) = self.share() {
             let set = share.set_limit(&self.gate, limit, still);
             self.tell_if_idle();
             return set;
@@ -137,7 +170,7 @@ impl Entry {
 
     /// Refuses all who wait and all who come.
     pub(crate) fn close(&self) {
-        match &self.share {
+        match self.share() {
             Some(share) => share.close(&self.gate),
             None => self.gate.close().wake(),
         }
@@ -186,25 +219,10 @@ pub(crate) struct Node<T: ?Sized> {
     pub(crate) tenant: T,
 }
 
-/// The key of a user, whose drop may panic wherever the last handle of its entry is dropped.
-#[derive(Debug)]
-pub(crate) struct Tenant<K>(Option<K>);
-
-impl<K> Tenant<K> {
-    pub(crate) fn new(key: K) -> Self {
-        Self(Some(key))
-    }
-
-    /// The key, which is there until the drop.
-    #[inline]
-    pub(crate) fn key(&self) -> Option<&K> {
-        self.0.as_ref()
-    }
-}
-
-impl<K> Drop for Tenant<K> {
-    fn drop(&mut self) {
-        contain(|| drop(self.0.take()));
+impl<T: 'static> Node<T> {
+    /// Tells who watches of the tenant itself.
+    pub(crate) fn tell(&self, event: Event) {
+        self.entry.home.tell(&self.tenant, event);
     }
 }
 
@@ -215,19 +233,59 @@ impl<K> Drop for Tenant<K> {
 pub(crate) struct Held(Erased);
 
 #[cfg(not(tenant_loom))]
-type Erased = Arc<Node<dyn Send + Sync>>;
+type Erased = Arc<Node<dyn Any + Send + Sync>>;
 
 // loom's `Arc` does not coerce to an unsized type.
 #[cfg(tenant_loom)]
-type Erased = sync::Arc<dyn AsRef<Entry> + Send + Sync>;
+type Erased = sync::Arc<dyn Erase + Send + Sync>;
+
+#[cfg(tenant_loom)]
+trait Erase {
+    fn entry(&self) -> &Entry;
+    fn tenant(&self) -> &dyn Any;
+}
 
 impl Held {
     /// Takes a slot, or one of `places` in the line.
     pub(crate) fn join(&self, places: usize, waker: &Waker) -> Joined {
-        match &self.share {
+        // A capacity reads the clock under its own lock.
+        match self.share() {
             Some(share) => share.join(&self.gate, places, waker, self),
-            None => self.gate.join(places, waker),
+            None => self.gate.join(places, waker, self.home.now()),
         }
+    }
+
+    /// Gives a slot back that nobody was told of.
+    pub(crate) fn give_back(&self) {
+        if !self.leave() {
+            self.leave_slowly();
+            self.tell_if_idle();
+        }
+    }
+
+    /// Counts what has happened to a request, and tells who watches.
+    pub(crate) fn note(&self, event: Event) {
+        if let Some(counts) = self.counts() {
+            counts.note(event);
+        }
+        self.tell(event);
+    }
+
+    /// Notes a refusal, and returns it.
+    pub(crate) fn refused(&self, rejected: Rejected, waited: Option<Duration>) -> Rejected {
+        self.note(Event::Refused { rejected, waited });
+        rejected
+    }
+}
+
+impl Counts {
+    fn note(&self, event: Event) {
+        let count = match event {
+            Event::Admitted { .. } => &self.admitted,
+            Event::Refused { .. } => &self.refused,
+            _ => return,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -237,7 +295,7 @@ impl Ticket for Held {
     }
 
     fn share(&self) -> Option<&Share<Self>> {
-        self.share.as_deref()
+        Entry::share(self)
     }
 
     fn displaced(&self) {
@@ -245,37 +303,62 @@ impl Ticket for Held {
     }
 }
 
-impl<K: Send + Sync + 'static> From<Arc<Tracked<K>>> for Held {
-    #[cfg(not(tenant_loom))]
+#[cfg(not(tenant_loom))]
+impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for Held {
     #[inline]
-    fn from(tracked: Arc<Tracked<K>>) -> Self {
-        Self(tracked)
-    }
-
-    #[cfg(tenant_loom)]
-    fn from(tracked: Arc<Tracked<K>>) -> Self {
-        struct Erase<K>(Arc<Tracked<K>>);
-        impl<K> AsRef<Entry> for Erase<K> {
-            fn as_ref(&self) -> &Entry {
-                &self.0.entry
-            }
-        }
-        Self(sync::Arc::new(Erase(tracked)))
+    fn from(node: Arc<Node<T>>) -> Self {
+        Self(node)
     }
 }
 
+#[cfg(not(tenant_loom))]
+impl Held {
+    fn tell(&self, event: Event) {
+        self.home.tell(&self.0.tenant, event);
+    }
+}
+
+#[cfg(not(tenant_loom))]
 impl Deref for Held {
     type Target = Entry;
 
-    #[cfg(not(tenant_loom))]
     #[inline]
     fn deref(&self) -> &Entry {
         &self.0.entry
     }
+}
 
-    #[cfg(tenant_loom)]
+#[cfg(tenant_loom)]
+impl<T: Send + Sync + 'static> Erase for Arc<Node<T>> {
+    fn entry(&self) -> &Entry {
+        &self.entry
+    }
+
+    fn tenant(&self) -> &dyn Any {
+        &self.tenant
+    }
+}
+
+#[cfg(tenant_loom)]
+impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for Held {
+    fn from(node: Arc<Node<T>>) -> Self {
+        Self(sync::Arc::new(node))
+    }
+}
+
+#[cfg(tenant_loom)]
+impl Held {
+    fn tell(&self, event: Event) {
+        self.home.tell(self.0.tenant(), event);
+    }
+}
+
+#[cfg(tenant_loom)]
+impl Deref for Held {
+    type Target = Entry;
+
     fn deref(&self) -> &Entry {
-        self.0.as_ref().as_ref()
+        self.0.entry()
     }
 }
 

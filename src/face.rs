@@ -2,6 +2,7 @@
 
 use crate::{
     error::{BoxError, Error},
+    observe::Ending,
     permit::Permit,
     reject::Rejected,
 };
@@ -54,7 +55,9 @@ impl<Req, Res, E: Into<BoxError>> Face<Req, Res, E> for Errors {
     }
 
     fn finish(permit: Option<Permit>, result: Result<Res, E>) -> Result<Res, Error> {
-        drop(permit);
+        if let Some(permit) = permit {
+            permit.end(Ending::of(&result));
+        }
         result.map_err(Error::inner)
     }
 

@@ -152,7 +152,7 @@ where
     fn decided(work: Option<(S, Req)>, face: &F, result: Result<Permit, Rejected>) -> Self {
         match (work, result) {
             (Some((service, mut req)), Ok(permit)) => Self::Readying {
-                guard: Some(face.admit(&mut req, Some(permit))),
+                guard: Some(face.admit(&mut req, Some(permit.of_request()))),
                 work: Some((service, req)),
             },
             (Some((_, req)), Err(rejected)) => Self::answered(face.refuse(&req, rejected)),

@@ -49,17 +49,18 @@ impl Refused {
     }
 }
 
-fn append(queue: &mut Queue, waker: Waker) -> Arc<Waiter> {
-    let waiter = Arc::new(Waiter::new(queue.next_ticket(), waker));
+fn append(queue: &mut Queue, waker: Waker, since: u64) -> Arc<Waiter> {
+    let waiter = Arc::new(Waiter::new(queue.next_ticket(), since, waker));
     queue.push(Arc::clone(&waiter));
     waiter
 }
 
 impl Gate {
-    /// A gate that asks a shared capacity too is driven by the [`Pool`](crate::pool::Pool).
-    pub(crate) fn new(limit: usize, shared: bool) -> Self {
+    /// Nobody enters a gate that is attended by the fast way; one that shares a capacity is driven
+    /// by the [`Pool`](crate::pool::Pool).
+    pub(crate) fn new(limit: usize, attended: bool) -> Self {
         Self {
-            word: AtomicU64::new(Word::new(limit, shared).0),
+            word: AtomicU64::new(Word::new(limit, attended).0),
             queue: Mutex::new(Queue::default()),
         }
     }
@@ -69,48 +70,57 @@ impl Gate {
         Word(self.word.load(Ordering::Acquire))
     }
 
-    /// Takes a slot, or tells why not. Never waits.
+    /// Takes a slot if that takes no more than one exchange.
     #[inline]
-    pub(crate) fn try_enter(&self) -> Result<(), Word> {
+    pub(crate) fn enter_fast(&self) -> bool {
         let mut word = self.word();
+        while word.admits() {
+            match self.exchange(word, word.entered()) {
+                Ok(()) => return true,
+                Err(now) => word = now,
+            }
+        }
+        false
+    }
+
+    /// Takes a slot, or tells why not. Never waits.
+    pub(crate) fn try_enter(&self) -> Result<(), Word> {
         loop {
-            if word.admits() {
-                match self.exchange(word, word.entered()) {
-                    Ok(()) => return Ok(()),
-                    Err(now) => word = now,
-                }
-            } else if word.owes() && !word.is_shared() {
+            if self.enter_own() {
+                return Ok(());
+            }
+            let word = self.word();
+            if word.owes() {
                 // Somebody freed a slot and has not handed it out yet. There may be room behind it.
                 self.serve();
-                word = self.word();
-            } else {
+            } else if !word.admits_own() {
                 return Err(word);
             }
         }
     }
 
-    /// Takes a slot or a place in the line, at most `places` long.
-    pub(crate) fn join(&self, places: usize, waker: &Waker) -> Joined {
+    /// Takes a slot or, `since` now, a place in the line, at most `places` long.
+    pub(crate) fn join(&self, places: usize, waker: &Waker, since: u64) -> Joined {
         loop {
             match self.try_enter() {
                 Ok(()) => return Joined::Entered,
                 Err(word) if word.refuses(places) => return Joined::Refused(word),
                 Err(_) => {}
             }
-            if let Ok(waiter) = self.line_up(places, waker.clone()) {
+            if let Ok(waiter) = self.line_up(places, waker.clone(), since) {
                 return Joined::Waiting(waiter);
             }
         }
     }
 
     /// Takes a place in the line, unless there is room by now or a reason to refuse.
-    fn line_up(&self, places: usize, waker: Waker) -> Result<Arc<Waiter>, Waker> {
+    fn line_up(&self, places: usize, waker: Waker, since: u64) -> Result<Arc<Waiter>, Waker> {
         let mut queue = self.lock();
-        let waits = |word: Word| !(word.admits() || word.owes() || word.refuses(places));
+        let waits = |word: Word| !(word.admits_own() || word.owes() || word.refuses(places));
         if !self.update(|word| waits(word).then(|| word.joined())) {
             return Err(waker);
         }
-        Ok(append(&mut queue, waker))
+        Ok(append(&mut queue, waker, since))
     }
 
     /// Takes a slot if there is room and nobody waits for it, whatever the capacity.
@@ -119,10 +129,10 @@ impl Gate {
     }
 
     /// Takes a place in the line, whatever there is in front of it.
-    pub(crate) fn push(&self, waker: Waker) -> Arc<Waiter> {
+    pub(crate) fn push(&self, waker: Waker, since: u64) -> Arc<Waiter> {
         let mut queue = self.lock();
         self.update(|word| Some(word.joined()));
-        append(&mut queue, waker)
+        append(&mut queue, waker, since)
     }
 
     /// Takes the newest waiter out of the line, in favour of one of another tenant.

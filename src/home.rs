@@ -1,7 +1,9 @@
-//! What the entries of one limiter share: a clock, and who waits for the end.
+//! What the entries of one limiter share: a clock, who watches, and who waits for the end.
 
 use std::{
+    any::Any,
     future::poll_fn,
+    sync::OnceLock,
     task::{Poll, Waker, ready},
     time::Duration,
 };
@@ -11,6 +13,7 @@ use tokio::time::Instant;
 use crate::{
     backoff::Backoff,
     gate::Gate,
+    observe::{Event, Watch},
     reject::{RejectReason, Rejected},
     sync::{Arc, Mutex, lock},
     waiter::{Outcome, Waiter},
@@ -26,6 +29,7 @@ pub(crate) struct Home {
     // Who waits for a gate to be idle.
     drains: Mutex<Vec<Arc<Waiter>>>,
     refusals: Backoff,
+    watch: OnceLock<Watch>,
 }
 
 impl Home {
@@ -34,7 +38,41 @@ impl Home {
             born: Instant::now(),
             drains: Mutex::new(Vec::new()),
             refusals: Backoff::new(),
+            watch: OnceLock::new(),
         }
+    }
+
+    /// `false` if somebody watches already.
+    pub(crate) fn watch(&self, watch: Watch) -> bool {
+        self.watch.set(watch).is_ok()
+    }
+
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watch.get().is_some()
+    }
+
+    /// Tells who watches, if anybody does; `tenant` is a [`Tenant`](crate::tenant::Tenant).
+    pub(crate) fn tell(&self, tenant: &dyn Any, event: Event) {
+        if let Some(watch) = self.watch.get() {
+            watch.tell(tenant, event);
+        }
+    }
+
+    /// When a request was admitted, if anybody asks how long its slot is held.
+    pub(crate) fn starts_hold(&self) -> u64 {
+        match self.watch.get() {
+            Some(watch) if watch.times_holds => self.now(),
+            _ => 0,
+        }
+    }
+
+    /// How long a slot was held, if its beginning was noted.
+    pub(crate) fn held_since(&self, since: u64) -> Option<Duration> {
+        (since > 0).then(|| self.elapsed(since))
+    }
+
+    pub(crate) fn elapsed(&self, since: u64) -> Duration {
+        Duration::from_nanos(self.now().saturating_sub(since))
     }
 
     /// What tokio's clock shows, in nanoseconds. It may go back: another runtime may have a paused
@@ -52,9 +90,17 @@ impl Home {
         }
     }
 
-    /// Refuses a request that reached no tenant.
-    pub(crate) fn reject(&self, reason: RejectReason) -> Rejected {
-        Rejected::new(reason).with_retry_after(self.refusals.refuse(|| self.second()))
+    /// Refuses a request that reached no entry; `tenant` is as in [`tell`](Self::tell).
+    pub(crate) fn reject(&self, reason: RejectReason, tenant: &dyn Any) -> Rejected {
+        let hint = self.refusals.refuse(|| self.second());
+        self.refuse(Rejected::new(reason).with_retry_after(hint), tenant)
+    }
+
+    /// Tells of a refusal, and returns it.
+    pub(crate) fn refuse(&self, rejected: Rejected, tenant: &dyn Any) -> Rejected {
+        let waited = None;
+        self.tell(tenant, Event::Refused { rejected, waited });
+        rejected
     }
 
     pub(crate) fn second(&self) -> u32 {
@@ -93,7 +139,7 @@ impl Home {
     }
 
     fn listen(&self, waker: Waker) -> Arc<Waiter> {
-        let waiter = Arc::new(Waiter::new(0, waker));
+        let waiter = Arc::new(Waiter::new(0, 0, waker));
         let mut drains = lock(&self.drains);
         // Those whose future was dropped.
         let (kept, gone) = drains

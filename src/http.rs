@@ -1,6 +1,6 @@
 //! Refusals as HTTP responses, and permits held by response bodies.
 
-use std::{fmt, sync::Arc};
+use std::fmt;
 
 use http::{Extensions, HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body::Body;
@@ -10,9 +10,10 @@ use crate::{
     error::{BoxError, Error},
     face::{Errors, Face, sealed},
     layer::TenantConcurrencyLayer,
+    observe::Ending,
     permit::Permit,
     reject::{RejectReason, Rejected},
-    shared_permit::{SharedPermit, Slot},
+    shared_permit::{SharedPermit, Slot, end},
 };
 
 /// How long an admitted HTTP request keeps its permit.
@@ -208,11 +209,10 @@ fn problem(status: StatusCode, rejected: &Rejected) -> String {
 }
 
 /// Puts a handle on the permit where the handler finds it.
-fn share(extensions: &mut Extensions, permit: Permit) -> Arc<Permit> {
-    let permit = Arc::new(permit);
-    let outer = extensions.remove();
-    extensions.insert(SharedPermit::new(Arc::clone(&permit), outer));
-    permit
+fn share(extensions: &mut Extensions, permit: Permit) -> Slot {
+    let (slot, handle) = SharedPermit::new(permit, extensions.remove());
+    extensions.insert(handle);
+    slot
 }
 
 impl<R> sealed::Sealed for Http<R> {}
@@ -228,18 +228,20 @@ where
 
     fn admit(&self, req: &mut Request<Q>, permit: Option<Permit>) -> Self::Guard {
         let slot = permit.map(|permit| match self.share {
-            true => Slot::Shared(share(req.extensions_mut(), permit)),
+            true => share(req.extensions_mut(), permit),
             false => Slot::Sole(permit),
         });
         (self.hold, slot)
     }
 
     fn finish(
-        (hold, slot): Self::Guard,
+        (hold, mut slot): Self::Guard,
         result: Result<Response<B>, E>,
     ) -> Result<Self::Response, E> {
-        let slot = slot.filter(|_| hold == Hold::Body);
-        result.map(|response| response.map(|body| ResponseBody::new(body, slot)))
+        if hold == Hold::Head {
+            end(slot.take(), Ending::of(&result));
+        }
+        held_by_body(result, slot)
     }
 
     fn refuse(&self, req: &Request<Q>, rejected: Rejected) -> Result<Self::Response, E> {
@@ -254,6 +256,19 @@ where
 
     fn fail(error: E) -> E {
         error
+    }
+}
+
+fn held_by_body<B: Body, E>(
+    result: Result<Response<B>, E>,
+    slot: Option<Slot>,
+) -> Result<Response<ResponseBody<B>>, E> {
+    match result {
+        Ok(response) => Ok(response.map(|body| ResponseBody::new(body, slot))),
+        Err(error) => {
+            end(slot, Ending::Failed);
+            Err(error)
+        }
     }
 }
 
@@ -291,8 +306,7 @@ where
         permit: Option<Permit>,
         result: Result<Response<B>, E>,
     ) -> Result<Self::Response, Error> {
-        let response = result.map_err(Error::inner)?;
-        Ok(response.map(|body| ResponseBody::new(body, permit.map(Slot::Sole))))
+        held_by_body(result, permit.map(Slot::Sole)).map_err(Error::inner)
     }
 
     fn refuse(&self, _: &Req, rejected: Rejected) -> Result<Self::Response, Error> {

@@ -12,6 +12,7 @@ use crate::{
     limiter::TenantLimiter,
     limits::Limits,
     missing::MissingTenant,
+    observe::Observer,
     overflow::Overflow,
     service::{Settings, TenantConcurrency},
 };
@@ -107,6 +108,27 @@ impl<K, X: Clone, F: Clone> TenantConcurrencyLayer<K, X, F> {
     /// Panics if the limiter has a capacity already, or tracks tenants.
     pub fn capacity(self, capacity: impl Into<Capacity<K>>) -> Self {
         self.map_limiter(|limiter| limiter.capacity(capacity))
+    }
+
+    /// Tells `observer` what happens to requests; see [`TenantLimiter::observer`].
+    ///
+    /// # Panics
+    ///
+    /// Panics if the limiter has an observer already, or is in use.
+    pub fn observer(self, observer: impl Observer<K>) -> Self
+    where
+        K: 'static,
+    {
+        self.map_limiter(|limiter| limiter.observer(observer))
+    }
+
+    /// Counts the requests of each tenant; see [`TenantLimiter::count_requests`].
+    ///
+    /// # Panics
+    ///
+    /// Panics if the limiter is in use.
+    pub fn count_requests(self) -> Self {
+        self.map_limiter(TenantLimiter::count_requests)
     }
 
     /// Sets when idle tenants are forgotten.

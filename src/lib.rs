@@ -62,6 +62,7 @@ mod limits;
 mod missing;
 #[cfg(all(test, tenant_loom))]
 mod model;
+mod observe;
 mod overflow;
 mod permit;
 mod pool;
@@ -75,6 +76,7 @@ mod stats;
 mod sweeper;
 mod sync;
 mod table;
+mod tenant;
 mod timer;
 mod waiter;
 mod word;
@@ -91,6 +93,7 @@ pub use crate::{
     limiter::TenantLimiter,
     limits::Limits,
     missing::MissingTenant,
+    observe::{Ending, Event, Observer},
     overflow::Overflow,
     permit::Permit,
     reject::{RejectReason, Rejected},

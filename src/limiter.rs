@@ -16,6 +16,7 @@ use crate::{
     entry::{Entry, Tracked},
     evict::Evictor,
     limits::Limits,
+    observe::{Observer, Watch},
     overflow::Overflow,
     permit::Permit,
     pool::Pool,
@@ -24,6 +25,7 @@ use crate::{
     stats::Stats,
     sweeper,
     sync::{Arc, Ordering},
+    tenant::Nameless,
 };
 
 /// Caps how many requests of each tenant run at once.
@@ -115,11 +117,60 @@ impl<K> TenantLimiter<K> {
             pool: sync::Arc::new(pool),
             capacity,
         };
-        let in_use = self.shared.nameless.get().is_some() || self.tracked() > 0;
-        if in_use || self.shared.capacity.set(common).is_err() {
+        if self.is_in_use() || self.shared.capacity.set(common).is_err() {
             panic!("give a limiter its capacity once, before its first request");
         }
         self
+    }
+
+    /// Tells `observer` what happens to requests, for all handles. Two observers make a pair.
+    ///
+    /// The observer lives as long as the limiter; it must not hold a handle of it.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the limiter has an observer already, or is in use.
+    #[must_use]
+    #[expect(
+        clippy::panic,
+        reason = "a mistake in the program, found when it starts"
+    )]
+    pub fn observer(self, observer: impl Observer<K>) -> Self
+    where
+        K: 'static,
+    {
+        let Some(watch) = Watch::new(observer) else {
+            return self;
+        };
+        if self.is_in_use() || !self.shared.home.watch(watch) {
+            panic!("give a limiter its observer once, before its first request");
+        }
+        self
+    }
+
+    /// Counts how many requests of each tenant are admitted and refused, for all handles.
+    ///
+    /// It costs one more atomic operation per request.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the limiter is in use.
+    #[must_use]
+    #[expect(
+        clippy::panic,
+        reason = "a mistake in the program, found when it starts"
+    )]
+    pub fn count_requests(self) -> Self {
+        if self.is_in_use() {
+            panic!("let a limiter count requests before its first one");
+        }
+        self.shared.counts.store(true, Ordering::Relaxed);
+        self
+    }
+
+    /// Whether there are entries, which are made for the settings at that time.
+    fn is_in_use(&self) -> bool {
+        self.shared.nameless.get().is_some() || self.tracked() > 0
     }
 
     /// Changes how many requests may be in flight over all tenants; nothing if the limiter was
@@ -174,11 +225,17 @@ impl<K> TenantLimiter<K> {
     ///
     /// One sweep of what the evictor does by itself, for where no runtime is. A key that panics
     /// when it is dropped does not keep the others from being evicted.
-    pub fn evict_idle(&self) -> usize {
+    pub fn evict_idle(&self) -> usize
+    where
+        K: 'static,
+    {
         self.evict_idle_after(self.shared.sweeper.evictor().ttl())
     }
 
-    pub(crate) fn evict_idle_after(&self, ttl: Duration) -> usize {
+    pub(crate) fn evict_idle_after(&self, ttl: Duration) -> usize
+    where
+        K: 'static,
+    {
         let now = || self.shared.home.now();
         (0..self.shared.table.shards())
             .map(|shard| self.shared.table.sweep(shard, now, ttl).evicted)
@@ -266,10 +323,15 @@ impl<K> TenantLimiter<K> {
         }
     }
 
+    /// Refuses a request that names no tenant.
+    pub(crate) fn refuse_nameless(&self, why: RejectReason) -> Rejected {
+        self.shared.home.refuse(Rejected::new(why), &Nameless)
+    }
+
     /// Lets a request pass unlimited, unless the limiter is closed.
     pub(crate) fn bypass(&self) -> Result<(), Rejected> {
         if self.is_closed() {
-            return Err(self.shared.home.reject(RejectReason::Closed));
+            return Err(self.shared.home.reject(RejectReason::Closed, &Nameless));
         }
         self.shared.bypassed.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -299,7 +361,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     {
         match self.attempt(Cow::Borrowed(tenant), 0)? {
             Attempt::Admitted(permit) => Ok(permit),
-            Attempt::Waits(held) => Err(held.refuse(0, held.gate.word())),
+            Attempt::Waits(held) => {
+                let rejected = held.refuse(0, held.gate.word());
+                Err(held.refused(rejected, None))
+            }
         }
     }
 

@@ -3,9 +3,9 @@
 use std::{borrow::Borrow, fmt, hash::Hash, sync};
 
 use crate::{
-    entry::Tenant,
     exceptions::Exceptions,
     sync::{AtomicU64, Ordering, RwLock, read, write},
+    tenant::Tenant,
     word,
 };
 

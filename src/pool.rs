@@ -10,7 +10,6 @@ use crate::{
     fair::{Fair, Id},
     gate::{Gate, Joined},
     home::Home,
-    reject::RejectReason,
     sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock},
     waiter::Waiter,
     word::Word,
@@ -102,7 +101,10 @@ pub(crate) struct Owner {
 pub(crate) enum Answer {
     Entered,
     MayWait,
-    Refused(RejectReason, Word),
+    /// Its tenant is full.
+    Full(Word),
+    /// The capacity is in use.
+    AtCapacity(Word),
 }
 
 /// What is to be done with a newcomer, decided under the lock of the line.
@@ -255,7 +257,7 @@ impl<T: Ticket> Share<T> {
         }
         let word = gate.word();
         if word.refuses(places) {
-            return Answer::Refused(own_reason(places), word);
+            return Answer::Full(word);
         }
         if places > 0 {
             return Answer::MayWait;
@@ -270,9 +272,9 @@ impl<T: Ticket> Share<T> {
             match self.decide(&mut line, gate) {
                 Verdict::Entered => return Answer::Entered,
                 Verdict::Waits(word) if word.has_room() && !word.is_closed() => {
-                    return Answer::Refused(RejectReason::AtCapacity, word);
+                    return Answer::AtCapacity(word);
                 }
-                Verdict::Waits(word) => return Answer::Refused(RejectReason::AtLimit, word),
+                Verdict::Waits(word) => return Answer::Full(word),
                 Verdict::Owed => drop(line),
             }
             self.pool.serve();
@@ -331,7 +333,7 @@ impl<T: Ticket> Share<T> {
             // A member that wants nothing yet may have been forgotten meanwhile.
             id = self.member(&mut line, gate, 0);
         }
-        let waiter = gate.push(waker);
+        let waiter = gate.push(waker, now);
         line.waiting += 1;
         line.fair
             .wait(id, now, gate.word().has_room(), ticket.clone());
@@ -505,14 +507,6 @@ impl Owner {
         let id = line.fair.add_owner(1, running, line.since);
         *member = Some(id);
         id
-    }
-}
-
-/// Why a request is refused that finds its tenant full.
-fn own_reason(places: usize) -> RejectReason {
-    match places {
-        0 => RejectReason::AtLimit,
-        _ => RejectReason::QueueFull,
     }
 }
 

@@ -160,7 +160,7 @@ impl<K, X, F> Settings<K, X, F> {
             },
         };
         Ok(match attempt {
-            Attempt::Admitted(permit) => Passage::Open(Some(permit)),
+            Attempt::Admitted(permit) => Passage::Open(Some(permit.of_request())),
             Attempt::Waits(held) => Passage::Waits(held),
         })
     }
@@ -181,7 +181,9 @@ impl<K, X, F> Settings<K, X, F> {
                 self.limiter.bypass()?;
                 Ok(None)
             }
-            MissingTenant::Bypass | MissingTenant::Refuse => Err(Rejected::new(reason)),
+            MissingTenant::Bypass | MissingTenant::Refuse => {
+                Err(self.limiter.refuse_nameless(reason))
+            }
         }
     }
 }

@@ -8,15 +8,17 @@ use std::{
 
 use crate::{
     capacity::Capacity,
-    entry::{Entry, Held, Tenant, Tracked},
+    entry::{Counts, Entry, Extra, Held, Tracked},
     exceptions::Exceptions,
     home::Home,
     limits::{Draft, LimitBook, Limits},
+    observe::Event,
     pool::{Pool, Share},
     reject::{RejectReason, Rejected},
     sweeper::{Sweep, Sweeper},
     sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Ordering},
     table::{Added, Table},
+    tenant::{Nameless, Tenant},
 };
 
 /// What all handles of a limiter share.
@@ -27,9 +29,11 @@ pub(crate) struct Shared<K> {
     pub(crate) limits: LimitBook<K>,
     pub(crate) capacity: OnceLock<Common<K>>,
     pub(crate) weights: Exceptions<K>,
+    // Whether the requests of each tenant are counted.
+    pub(crate) counts: AtomicBool,
     // The requests that name no tenant. Not in the table: no tenant can be called like it. Made
     // when first asked for, so that it has its part of the capacity.
-    pub(crate) nameless: OnceLock<Arc<Tracked<()>>>,
+    pub(crate) nameless: OnceLock<Arc<Tracked<Nameless>>>,
     pub(crate) nameless_limit: AtomicUsize,
     pub(crate) bypassed: AtomicU64,
     pub(crate) exempted: AtomicU64,
@@ -51,6 +55,7 @@ impl<K> Shared<K> {
             limits: LimitBook::new(limits),
             capacity: OnceLock::new(),
             weights: Exceptions::new(),
+            counts: AtomicBool::new(false),
             nameless: OnceLock::new(),
             nameless_limit: AtomicUsize::new(0),
             bypassed: AtomicU64::new(0),
@@ -59,7 +64,7 @@ impl<K> Shared<K> {
         }
     }
 
-    pub(crate) fn nameless(&self) -> &Arc<Tracked<()>> {
+    pub(crate) fn nameless(&self) -> &Arc<Tracked<Nameless>> {
         self.nameless.get().unwrap_or_else(|| {
             let nameless = self.nameless.get_or_init(|| self.make_nameless());
             self.update_nameless_limit(nameless);
@@ -67,19 +72,19 @@ impl<K> Shared<K> {
         })
     }
 
-    fn make_nameless(&self) -> Arc<Tracked<()>> {
+    fn make_nameless(&self) -> Arc<Tracked<Nameless>> {
         let share = self.capacity.get().map(|common| {
             let pool = sync::Arc::clone(&common.pool);
             Share::new(pool, 1, None)
         });
         Arc::new(Tracked {
             hash: 0,
-            entry: Entry::new(0, share, sync::Arc::clone(&self.home)),
-            tenant: Tenant::new(()),
+            entry: self.entry(share),
+            tenant: Tenant::new(Nameless),
         })
     }
 
-    pub(crate) fn update_nameless_limit(&self, nameless: &Tracked<()>) {
+    pub(crate) fn update_nameless_limit(&self, nameless: &Tracked<Nameless>) {
         let limit = || self.nameless_limit.load(Ordering::SeqCst);
         loop {
             let now = limit();
@@ -87,6 +92,11 @@ impl<K> Shared<K> {
                 return;
             }
         }
+    }
+
+    fn entry(&self, share: Option<Share<Held>>) -> Entry {
+        let counts = self.counts.load(Ordering::Relaxed).then(Counts::default);
+        Entry::new(Extra { share, counts }, sync::Arc::clone(&self.home))
     }
 
     /// Without a weight of its own, which [`update_weight`](Self::update_weight) gives.
@@ -105,10 +115,9 @@ impl<K> Shared<K> {
     {
         let edition = self.limits.edition();
         let own = |tenant: &K| self.weights.get(tenant);
-        let (Some(share), Some(weight)) = (
-            tracked.entry.share.as_ref(),
-            tracked.tenant.key().and_then(own),
-        ) else {
+        let (Some(share), Some(weight)) =
+            (tracked.entry.share(), tracked.tenant.key().and_then(own))
+        else {
             return true;
         };
         share.set_weight(weight, || self.limits.edition() == edition)
@@ -124,25 +133,32 @@ impl<K> Shared<K> {
 
     pub(crate) fn track(&self, hash: u64, tenant: K) -> Result<Arc<Tracked<K>>, Rejected>
     where
-        K: Hash + Eq,
+        K: Hash + Eq + Send + Sync + 'static,
     {
         let new = Arc::new(Tracked {
             hash,
-            entry: Entry::new(0, self.share_of(&tenant), sync::Arc::clone(&self.home)),
+            entry: self.entry(self.share_of(&tenant)),
             tenant: Tenant::new(tenant),
         });
         let mut draft = Draft::default();
         loop {
             let edition = self.limits.edition();
             if self.closed.load(Ordering::Acquire) {
-                return Err(self.home.reject(RejectReason::Closed));
+                return Err(self.home.reject(RejectReason::Closed, &new.tenant));
             }
             let limit = self.limits.of(&new.tenant, &mut draft);
             new.entry.set_limit(limit, || true);
             self.update_weight(&new);
             match self.table.add(&new, || self.limits.edition() == edition) {
-                Added::Tracked(tracked) => return Ok(tracked),
-                Added::Full => return Err(self.home.reject(RejectReason::TableFull)),
+                Added::Tracked(tracked) => {
+                    if Arc::ptr_eq(&tracked, &new) {
+                        tracked.tell(Event::Tracked);
+                    }
+                    return Ok(tracked);
+                }
+                Added::Full => {
+                    return Err(self.home.reject(RejectReason::TableFull, &new.tenant));
+                }
                 Added::Stale => {}
             }
         }

@@ -1,8 +1,11 @@
 //! A permit that the work a handler leaves behind can keep.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
-use crate::permit::Permit;
+use crate::{observe::Ending, permit::Permit};
 
 /// A handle on the permit of a request, for work that outlives the response.
 ///
@@ -15,17 +18,23 @@ use crate::permit::Permit;
 #[derive(Clone)]
 #[must_use = "the slot is kept only while the handle lives"]
 pub struct SharedPermit {
-    _permit: Arc<Permit>,
+    _lease: Arc<Lease>,
     _outer: Option<Arc<SharedPermit>>,
 }
 
 impl SharedPermit {
-    /// Makes a handle that takes the place of one of a layer further out, and keeps that too.
-    pub(crate) fn new(permit: Arc<Permit>, outer: Option<SharedPermit>) -> Self {
-        Self {
-            _permit: permit,
+    /// Shares a permit between a request and its handle, which takes the place of one of a layer
+    /// further out, and keeps that too.
+    pub(crate) fn new(permit: Permit, outer: Option<SharedPermit>) -> (Slot, Self) {
+        let lease = Arc::new(Lease {
+            permit: Some(permit),
+            ending: OnceLock::new(),
+        });
+        let handle = Self {
+            _lease: Arc::clone(&lease),
             _outer: outer.map(Arc::new),
-        }
+        };
+        (Slot::Shared(lease), handle)
     }
 }
 
@@ -35,16 +44,36 @@ impl fmt::Debug for SharedPermit {
     }
 }
 
+/// A permit that is shared, and how its request has ended, if it has.
+#[derive(Debug)]
+pub struct Lease {
+    permit: Option<Permit>,
+    ending: OnceLock<Ending>,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let (Some(permit), Some(ending)) = (self.permit.take(), self.ending.get()) {
+            permit.end(*ending);
+        }
+    }
+}
+
 /// What keeps the slot of a request until its response has ended.
 #[derive(Debug)]
 #[must_use = "dropping it gives the slot back, unless it is shared"]
 pub enum Slot {
     Sole(Permit),
-    Shared(Arc<Permit>),
+    Shared(Arc<Lease>),
 }
 
-impl From<Permit> for Slot {
-    fn from(permit: Permit) -> Self {
-        Self::Sole(permit)
+/// Lets go of the slot of a request that has ended.
+pub(crate) fn end(slot: Option<Slot>, ending: Ending) {
+    match slot {
+        Some(Slot::Sole(permit)) => permit.end(ending),
+        Some(Slot::Shared(lease)) => {
+            let _ = lease.ending.set(ending);
+        }
+        None => {}
     }
 }

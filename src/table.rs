@@ -14,6 +14,7 @@ use hashbrown::HashTable;
 
 use crate::{
     entry::{Entry, Tracked},
+    observe::Event,
     sync::{Arc, AtomicUsize, Ordering, RwLock, read, write},
 };
 
@@ -120,7 +121,7 @@ impl<K> Table<K> {
     /// Adds a tenant unless it is there, or `still` fails under the lock that hands entries out.
     pub(crate) fn add(&self, new: &Arc<Tracked<K>>, still: impl Fn() -> bool) -> Added<K>
     where
-        K: Eq,
+        K: Eq + 'static,
     {
         let mut probes = PROBES;
         loop {
@@ -166,7 +167,10 @@ impl<K> Table<K> {
     ///
     /// Looks at a bounded number of entries, so that made-up tenants cost the same however many
     /// there are.
-    fn evict_one(&self, probes: &mut usize) -> bool {
+    fn evict_one(&self, probes: &mut usize) -> bool
+    where
+        K: 'static,
+    {
         let mut hand = self.hand.load(Ordering::Relaxed);
         // Once around, and the part of the first shard that was skipped.
         let mut shards = SHARDS + 1;
@@ -191,7 +195,10 @@ impl<K> Table<K> {
         evicted
     }
 
-    fn evict_at(&self, shard: &RwLock<Entries<K>>, bucket: usize) -> bool {
+    fn evict_at(&self, shard: &RwLock<Entries<K>>, bucket: usize) -> bool
+    where
+        K: 'static,
+    {
         let mut entries = write(shard);
         let Ok(mut occupied) = entries.get_bucket_entry(bucket) else {
             return false;
@@ -202,12 +209,15 @@ impl<K> Table<K> {
         let (evicted, _) = occupied.remove();
         self.len.fetch_sub(1, Ordering::SeqCst);
         drop(entries);
-        drop(evicted);
+        evicted.tell(Event::Evicted);
         true
     }
 
     /// Evicts from one shard what was idle for all of `ttl`.
-    pub(crate) fn sweep(&self, shard: usize, now: impl Fn() -> u64, ttl: Duration) -> Swept {
+    pub(crate) fn sweep(&self, shard: usize, now: impl Fn() -> u64, ttl: Duration) -> Swept
+    where
+        K: 'static,
+    {
         let shard = &self.shards[shard].0;
         let entries = read(shard);
         // Not before the lock: who was released meanwhile has not been idle since.
@@ -221,6 +231,9 @@ impl<K> Table<K> {
         }
         // Dropped after the lock, since the tenants are the user's.
         let expired = self.evict_expired(&mut write(shard), now, ttl);
+        for tracked in &expired {
+            tracked.tell(Event::Evicted);
+        }
         let evicted = expired.len();
         Swept { looked_at, evicted }
     }

@@ -23,6 +23,8 @@ pub(crate) enum Outcome {
 pub(crate) struct Waiter {
     // Only the lock of the queue it waits in orders a waiter among others.
     pub(crate) ticket: u64,
+    // By the clock of the limiter.
+    pub(crate) since: u64,
     state: Mutex<State>,
 }
 
@@ -33,13 +35,14 @@ struct State {
 }
 
 impl Waiter {
-    pub(crate) fn new(ticket: u64, waker: Waker) -> Self {
+    pub(crate) fn new(ticket: u64, since: u64, waker: Waker) -> Self {
         let state = State {
             outcome: None,
             waker: Some(waker),
         };
         Self {
             ticket,
+            since,
             state: Mutex::new(state),
         }
     }

@@ -1,4 +1,4 @@
-//! The state of a gate in one word: in flight, waiting, limit, and three flags.
+//! The state of a gate in one word: in flight, waiting, limit, and flags.
 //!
 //! Everything a decision depends on changes in one atomic step, so no decision rests on two
 //! readings that do not belong together.
@@ -11,7 +11,7 @@ const WAITING: u64 = FIELD << BITS;
 const LIMIT: u64 = FIELD << (2 * BITS);
 const CLOSED: u64 = 1 << (3 * BITS);
 const WATCHED: u64 = 1 << (3 * BITS + 1);
-const SHARED: u64 = 1 << (3 * BITS + 2);
+const ATTENDED: u64 = 1 << (3 * BITS + 2);
 
 /// One request in flight.
 pub(crate) const IN_FLIGHT: u64 = 1;
@@ -26,12 +26,10 @@ pub(crate) const MAX: usize = FIELD as usize;
 pub(crate) struct Word(pub(crate) u64);
 
 impl Word {
-    pub(crate) fn new(limit: usize, shared: bool) -> Self {
-        Self(if shared { SHARED } else { 0 }).with_limit(limit)
-    }
-
-    pub(crate) fn is_shared(self) -> bool {
-        self.0 & SHARED != 0
+    /// Of a tenant that is `attended`, somebody else is asked or told of each request: those who
+    /// share a capacity, an observer, or counters.
+    pub(crate) fn new(limit: usize, attended: bool) -> Self {
+        Self(if attended { ATTENDED } else { 0 }).with_limit(limit)
     }
 
     #[inline]
@@ -65,13 +63,13 @@ impl Word {
         self.0 & (FIELD | WAITING) == 0
     }
 
-    /// A newcomer may enter: there is room, nobody waits for it, and nothing else is to be asked.
+    /// A newcomer may enter: there is room, nobody waits for it, and nobody else attends.
     #[inline]
     pub(crate) fn admits(self) -> bool {
-        self.0 & (CLOSED | WAITING | SHARED) == 0 && self.has_room()
+        self.0 & (CLOSED | WAITING | ATTENDED) == 0 && self.has_room()
     }
 
-    /// The same of a gate that shares a capacity with others, which is to be asked too.
+    /// The same, whoever else attends.
     pub(crate) fn admits_own(self) -> bool {
         self.0 & (CLOSED | WAITING) == 0 && self.has_room()
     }
@@ -91,7 +89,7 @@ impl Word {
     /// A release from here concerns nobody but the releaser.
     #[inline]
     pub(crate) fn is_quiet(self) -> bool {
-        self.0 & (WAITING | WATCHED | SHARED) == 0
+        self.0 & (WAITING | WATCHED | ATTENDED) == 0
     }
 
     /// One more is in flight.

@@ -14,7 +14,7 @@ use std::{
 use axum::{
     Extension, Router,
     body::Body,
-    response::sse::{Event, Sse},
+    response::sse::{self, Sse},
     routing::get,
 };
 use futures_util::{Stream, stream};
@@ -24,8 +24,8 @@ use tokio::{sync::mpsc, task::spawn_blocking};
 use tokio_test::{assert_pending, assert_ready_ok};
 use tower::{Layer, Service, service_fn, util::BoxCloneSyncService};
 use tower_tenant::{
-    Hold, Http, MissingTenant, Overflow, Rejected, SharedPermit, TenantConcurrencyLayer,
-    TenantLimiter,
+    Ending, Event, Hold, Http, MissingTenant, Overflow, Rejected, SharedPermit,
+    TenantConcurrencyLayer, TenantLimiter,
 };
 use wire::{Answer, Client, VERSIONS, Version, request, serve, tenant_in};
 
@@ -329,6 +329,30 @@ fn a_handle_below_two_layers_keeps_the_slots_of_both() {
 }
 
 #[test]
+fn an_observer_is_told_how_the_request_ended_once_the_last_handle_is_gone() {
+    for (answered, ending) in [(true, Ending::Completed), (false, Ending::Cancelled)] {
+        let endings = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::clone(&endings);
+        let note = move |_: Option<&Tenant>, event| {
+            if let Event::Released { ending, .. } = event {
+                told.lock().unwrap().push(ending);
+            }
+        };
+        let limiter = TenantLimiter::new(1).observer(note);
+        let layer = TenantConcurrencyLayer::with_limiter(limiter, tenant_in as Extract)
+            .http()
+            .share_permit()
+            .hold(if answered { Hold::Head } else { Hold::Body });
+        let (response, permit) = admitted(|handler| layer.layer(handler), "/");
+        drop(response);
+        assert_eq!(*endings.lock().unwrap(), []);
+        drop(permit);
+        assert_eq!(*endings.lock().unwrap(), [ending]);
+        wind_up(layer.limiter(), "T", 1, 0);
+    }
+}
+
+#[test]
 fn a_request_that_had_to_wait_has_a_handle_too() {
     let layer = sharing(1).overflow(Overflow::queue(1).max_wait(Duration::MAX));
     let taken = Taken::default();
@@ -366,7 +390,7 @@ fn a_request_that_is_cancelled_leaves_its_handle_in_charge() {
     wind_up(layer.limiter(), "T", 1, 0);
 }
 
-type Events = mpsc::UnboundedSender<Result<Event, Infallible>>;
+type Events = mpsc::UnboundedSender<Result<sse::Event, Infallible>>;
 
 /// A route `/events` of server-sent events that the test sends, and `/work`.
 fn events() -> (Router, mpsc::UnboundedReceiver<Events>) {
@@ -411,7 +435,7 @@ async fn work_beside_four_streams(
         soon(events.closed()).await;
     }
     for (_client, response, events) in open {
-        events.send(Ok(Event::default().data("tick"))).unwrap();
+        events.send(Ok(sse::Event::default().data("tick"))).unwrap();
         drop(events);
         let answer = soon(Answer::of(response)).await.unwrap();
         assert_eq!(answer.body, "data: tick\n\n");

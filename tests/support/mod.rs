@@ -181,13 +181,13 @@ where
 }
 
 /// Ends the idle time of all tenants and sweeps: none is tracked any more.
-pub fn forget_all<K>(limiter: &TenantLimiter<K>) {
+pub fn forget_all<K: 'static>(limiter: &TenantLimiter<K>) {
     forget_idle(limiter);
     assert_eq!(limiter.tracked(), 0, "tracked after the last sweep");
 }
 
 /// Evicts every idle tenant now, and switches the evictor off.
-pub fn forget_idle<K>(limiter: &TenantLimiter<K>) {
+pub fn forget_idle<K: 'static>(limiter: &TenantLimiter<K>) {
     let limiter = limiter.clone().evictor(manual(Duration::ZERO));
     limiter.evict_idle();
 }

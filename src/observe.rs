@@ -1,0 +1,172 @@
+//! What happens to requests, for whoever wants to know.
+
+use std::{any::Any, fmt, marker::PhantomData, time::Duration};
+
+use crate::{contain::contain, reject::Rejected, tenant::Tenant};
+
+/// Is told what happens to the requests of a limiter.
+///
+/// A closure `Fn(Option<&K>, Event)` is one, `()` ignores everything, and a pair tells both. It is
+/// given to [`TenantLimiter::observer`](crate::TenantLimiter::observer).
+///
+/// It runs under no lock, on the thread of whoever caused the event, and should be quick. Should it
+/// panic, the panic hook reports that and nothing else changes. An event is told right after its
+/// figures have changed, so that of two threads the second may be told first.
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::{Arc, atomic::{AtomicU64, Ordering}};
+/// use tower_tenant::{Event, TenantLimiter};
+///
+/// let refusals = Arc::new(AtomicU64::new(0));
+/// let count = Arc::clone(&refusals);
+/// let limiter = TenantLimiter::<String>::new(1).observer(move |_: Option<&String>, event| {
+///     if let Event::Refused { .. } = event {
+///         count.fetch_add(1, Ordering::Relaxed);
+///     }
+/// });
+/// let permit = limiter.try_acquire("acme");
+/// assert!(limiter.try_acquire("acme").is_err());
+/// assert_eq!(refusals.load(Ordering::Relaxed), 1);
+/// ```
+pub trait Observer<K>: Send + Sync + 'static {
+    /// Notes an event; `tenant` is `None` for requests that name none.
+    fn observe(&self, tenant: Option<&K>, event: Event);
+
+    /// Returns whether [`Event::Released`] is to tell how long the slot was held, which reads the
+    /// clock twice more for each request. Asked once.
+    fn times_holds(&self) -> bool {
+        false
+    }
+}
+
+/// What happens to a tenant, or to a request of it.
+///
+/// Of each request that is limited, one of `Admitted`, `Refused` and `Cancelled` is told, and
+/// `Released` of each that was admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// The tenant starts to be tracked.
+    Tracked,
+    /// The tenant was idle and is not tracked any more.
+    Evicted,
+    /// A request starts to wait.
+    Queued,
+    /// A request was admitted.
+    Admitted {
+        /// How long it waited, if it did.
+        waited: Option<Duration>,
+    },
+    /// A request was refused.
+    Refused {
+        /// What the caller is told.
+        rejected: Rejected,
+        /// How long it waited, if it did.
+        waited: Option<Duration>,
+    },
+    /// A request was dropped by its caller while it waited.
+    Cancelled {
+        /// How long it waited.
+        waited: Duration,
+    },
+    /// A request that was admitted has given its slot back.
+    Released {
+        /// How the request ended.
+        ending: Ending,
+        /// How long it held the slot, if the observer [times holds](Observer::times_holds).
+        held: Option<Duration>,
+    },
+}
+
+/// How an admitted request ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Ending {
+    /// There was a response, and the body was read to its end if the slot was held for that long;
+    /// or a [`Permit`](crate::Permit) that was taken without a layer was dropped.
+    #[default]
+    Completed,
+    /// The inner service or the response body failed.
+    Failed,
+    /// The request, or its response body, was dropped before its end, or panicked.
+    Cancelled,
+}
+
+impl Ending {
+    /// How a request ends that is answered by `result`.
+    pub(crate) fn of<T, E>(result: &Result<T, E>) -> Self {
+        match result {
+            Ok(_) => Self::Completed,
+            Err(_) => Self::Failed,
+        }
+    }
+}
+
+impl<K, F> Observer<K> for F
+where
+    F: Fn(Option<&K>, Event) + Send + Sync + 'static,
+{
+    fn observe(&self, tenant: Option<&K>, event: Event) {
+        self(tenant, event);
+    }
+}
+
+impl<K> Observer<K> for () {
+    fn observe(&self, _: Option<&K>, _: Event) {}
+}
+
+impl<K, A: Observer<K>, B: Observer<K>> Observer<K> for (A, B) {
+    fn observe(&self, tenant: Option<&K>, event: Event) {
+        contain(|| self.0.observe(tenant, event));
+        self.1.observe(tenant, event);
+    }
+
+    fn times_holds(&self) -> bool {
+        self.0.times_holds() || self.1.times_holds()
+    }
+}
+
+/// An observer, whatever the type of its tenants.
+pub(crate) struct Watch {
+    observer: Box<dyn Observe>,
+    pub(crate) times_holds: bool,
+}
+
+trait Observe: Send + Sync {
+    fn tell(&self, tenant: &dyn Any, event: Event);
+}
+
+struct Erased<K, O>(O, PhantomData<fn(&K)>);
+
+impl<K: 'static, O: Observer<K>> Observe for Erased<K, O> {
+    fn tell(&self, tenant: &dyn Any, event: Event) {
+        let tenant = tenant.downcast_ref::<Tenant<K>>().and_then(Tenant::key);
+        contain(|| self.0.observe(tenant, event));
+    }
+}
+
+impl Watch {
+    /// `None` for `()`, which wants to know nothing.
+    pub(crate) fn new<K: 'static>(observer: impl Observer<K>) -> Option<Self> {
+        if (&observer as &dyn Any).is::<()>() {
+            return None;
+        }
+        Some(Self {
+            times_holds: observer.times_holds(),
+            observer: Box::new(Erased(observer, PhantomData)),
+        })
+    }
+
+    /// Tells the observer; `tenant` is a [`Tenant`], or anything else for none.
+    pub(crate) fn tell(&self, tenant: &dyn Any, event: Event) {
+        self.observer.tell(tenant, event);
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").finish_non_exhaustive()
+    }
+}
