@@ -39,16 +39,6 @@ pub(crate) mod sealed {
     pub trait Sealed {}
 }
 
-/// Gives the slot back of a request that is answered.
-pub(crate) fn end<T, E>(permit: Option<Permit>, result: &Result<T, E>) {
-    if let Some(permit) = permit {
-        permit.end(match result {
-            Ok(_) => Ending::Completed,
-            Err(_) => Ending::Failed,
-        });
-    }
-}
-
 /// Refusals are errors; the permit is held until the inner service has responded.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Errors(pub(crate) ());
@@ -65,7 +55,9 @@ impl<Req, Res, E: Into<BoxError>> Face<Req, Res, E> for Errors {
     }
 
     fn finish(permit: Option<Permit>, result: Result<Res, E>) -> Result<Res, Error> {
-        end(permit, &result);
+        if let Some(permit) = permit {
+            permit.end(Ending::of(&result));
+        }
         result.map_err(Error::inner)
     }
 

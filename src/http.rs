@@ -2,16 +2,18 @@
 
 use std::fmt;
 
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use http::{Extensions, HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body::Body;
 
 use crate::{
     body::ResponseBody,
     error::{BoxError, Error},
-    face::{Errors, Face, end, sealed},
+    face::{Errors, Face, sealed},
     layer::TenantConcurrencyLayer,
+    observe::Ending,
     permit::Permit,
     reject::{RejectReason, Rejected},
+    shared_permit::{SharedPermit, Slot, end},
 };
 
 /// How long an admitted HTTP request keeps its permit.
@@ -43,6 +45,7 @@ impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
     pub fn http(self) -> TenantConcurrencyLayer<K, X, Http> {
         self.map_face(|Errors(())| Http {
             hold: Hold::default(),
+            share: false,
             on_reject: Problem(()),
         })
     }
@@ -61,6 +64,44 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     /// Sets how long an admitted request keeps its permit.
     pub fn hold(self, hold: Hold) -> Self {
         self.map_face(|face| Http { hold, ..face })
+    }
+
+    /// Puts a [`SharedPermit`] into the extensions of each admitted request, for the work that a
+    /// handler leaves behind: while a clone of it lives, the slot is in use.
+    ///
+    /// What keeps the slot is the response, as [`hold`](Self::hold) says, and whatever holds a
+    /// clone: the request itself until it is dropped, what the handler has moved one into, and
+    /// whoever clones the extensions. A connection that is upgraded is none of these: its slot
+    /// ends with the head of the response (101, or 200 to an extended CONNECT), unless the task
+    /// that serves it holds a clone.
+    ///
+    /// A request that is not limited, because it is [exempt](Self::exempt) or
+    /// [bypasses](crate::MissingTenant::Bypass) the limit, gets no handle.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use axum::{Extension, Router, routing::post};
+    /// use tower_tenant::{SharedPermit, TenantConcurrencyLayer, header};
+    ///
+    /// async fn import(Extension(permit): Extension<SharedPermit>) -> &'static str {
+    ///     tokio::task::spawn_blocking(move || {
+    ///         // Takes minutes; meanwhile the tenant has one slot less.
+    ///         drop(permit);
+    ///     });
+    ///     "started"
+    /// }
+    ///
+    /// let layer = TenantConcurrencyLayer::<String, _>::new(2, header("x-tenant-id"))
+    ///     .http()
+    ///     .share_permit();
+    /// let app: Router = Router::new().route("/import", post(import)).layer(layer);
+    /// ```
+    pub fn share_permit(self) -> Self {
+        self.map_face(|face| Http {
+            share: true,
+            ..face
+        })
     }
 
     /// Answers refused requests with what `on_reject` makes of the refusal: a closure
@@ -91,6 +132,7 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     {
         self.map_face(|face| Http {
             hold: face.hold,
+            share: face.share,
             on_reject,
         })
     }
@@ -100,6 +142,7 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
 #[derive(Clone, Copy)]
 pub struct Http<R = Problem> {
     hold: Hold,
+    share: bool,
     on_reject: R,
 }
 
@@ -165,6 +208,13 @@ fn problem(status: StatusCode, rejected: &Rejected) -> String {
     )
 }
 
+/// Puts a handle on the permit where the handler finds it.
+fn share(extensions: &mut Extensions, permit: Permit) -> Slot {
+    let (slot, handle) = SharedPermit::new(permit, extensions.remove());
+    extensions.insert(handle);
+    slot
+}
+
 impl<R> sealed::Sealed for Http<R> {}
 
 impl<R, Q, B, E> Face<Request<Q>, Response<B>, E> for Http<R>
@@ -174,20 +224,24 @@ where
 {
     type Response = Response<ResponseBody<B>>;
     type Error = E;
-    type Guard = (Hold, Option<Permit>);
+    type Guard = (Hold, Option<Slot>);
 
-    fn admit(&self, _: &mut Request<Q>, permit: Option<Permit>) -> Self::Guard {
-        (self.hold, permit)
+    fn admit(&self, req: &mut Request<Q>, permit: Option<Permit>) -> Self::Guard {
+        let slot = permit.map(|permit| match self.share {
+            true => share(req.extensions_mut(), permit),
+            false => Slot::Sole(permit),
+        });
+        (self.hold, slot)
     }
 
     fn finish(
-        (hold, mut permit): Self::Guard,
+        (hold, mut slot): Self::Guard,
         result: Result<Response<B>, E>,
     ) -> Result<Self::Response, E> {
         if hold == Hold::Head {
-            end(permit.take(), &result);
+            end(slot.take(), Ending::of(&result));
         }
-        held_by_body(result, permit)
+        held_by_body(result, slot)
     }
 
     fn refuse(&self, req: &Request<Q>, rejected: Rejected) -> Result<Self::Response, E> {
@@ -207,14 +261,13 @@ where
 
 fn held_by_body<B: Body, E>(
     result: Result<Response<B>, E>,
-    permit: Option<Permit>,
+    slot: Option<Slot>,
 ) -> Result<Response<ResponseBody<B>>, E> {
     match result {
-        Ok(response) => Ok(response.map(|body| ResponseBody::new(body, permit))),
+        Ok(response) => Ok(response.map(|body| ResponseBody::new(body, slot))),
         Err(error) => {
-            let failed = Err(error);
-            end(permit, &failed);
-            failed
+            end(slot, Ending::Failed);
+            Err(error)
         }
     }
 }
@@ -223,6 +276,7 @@ impl<R> fmt::Debug for Http<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Http")
             .field("hold", &self.hold)
+            .field("share", &self.share)
             .finish_non_exhaustive()
     }
 }
@@ -252,7 +306,7 @@ where
         permit: Option<Permit>,
         result: Result<Response<B>, E>,
     ) -> Result<Self::Response, Error> {
-        held_by_body(result, permit).map_err(Error::inner)
+        held_by_body(result, permit.map(Slot::Sole)).map_err(Error::inner)
     }
 
     fn refuse(&self, _: &Req, rejected: Rejected) -> Result<Self::Response, Error> {

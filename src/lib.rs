@@ -45,6 +45,7 @@ mod entry;
 mod error;
 mod evict;
 mod exceptions;
+mod exempt;
 mod face;
 mod fair;
 mod future;
@@ -70,6 +71,8 @@ mod queue;
 mod reject;
 mod service;
 mod shared;
+#[cfg(feature = "http")]
+mod shared_permit;
 mod stats;
 mod sweeper;
 mod sync;
@@ -83,6 +86,7 @@ pub use crate::{
     capacity::Capacity,
     error::{BoxError, Error},
     evict::Evictor,
+    exempt::Exempt,
     face::{Errors, Face},
     future::ResponseFuture,
     key::{Borrowed, ExtractTenant, NoTenant, borrowed},
@@ -103,6 +107,7 @@ pub use crate::{
     body::ResponseBody,
     http::{BodyErrors, Hold, Http, OnReject, Problem},
     http_key::{FromExtension, FromHeader, extension, header},
+    shared_permit::SharedPermit,
 };
 
 /// The examples of the README, compiled.

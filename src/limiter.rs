@@ -15,7 +15,6 @@ use crate::{
     contain::dispose,
     entry::{Entry, Tracked},
     evict::Evictor,
-    key::NoTenant,
     limits::Limits,
     observe::{Observer, Watch},
     overflow::Overflow,
@@ -216,6 +215,12 @@ impl<K> TenantLimiter<K> {
         self.shared.bypassed.load(Ordering::Relaxed)
     }
 
+    /// Returns how many exempt requests were let through so far.
+    #[must_use]
+    pub fn exempted(&self) -> u64 {
+        self.shared.exempted.load(Ordering::Relaxed)
+    }
+
     /// Evicts each tenant that was idle for as long as the [`Evictor`] says; returns how many.
     ///
     /// One sweep of what the evictor does by itself, for where no runtime is. A key that panics
@@ -319,10 +324,8 @@ impl<K> TenantLimiter<K> {
     }
 
     /// Refuses a request that names no tenant.
-    pub(crate) fn refuse_nameless(&self, why: NoTenant) -> Rejected {
-        self.shared
-            .home
-            .refuse(Rejected::new(why.into()), &Nameless)
+    pub(crate) fn refuse_nameless(&self, why: RejectReason) -> Rejected {
+        self.shared.home.refuse(Rejected::new(why), &Nameless)
     }
 
     /// Lets a request pass unlimited, unless the limiter is closed.
@@ -332,6 +335,11 @@ impl<K> TenantLimiter<K> {
         }
         self.shared.bypassed.fetch_add(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Counts a request that passes unlimited even when the limiter is closed.
+    pub(crate) fn exempt(&self) {
+        self.shared.exempted.fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -94,6 +94,16 @@ pub enum Ending {
     Cancelled,
 }
 
+impl Ending {
+    /// How a request ends that is answered by `result`.
+    pub(crate) fn of<T, E>(result: &Result<T, E>) -> Self {
+        match result {
+            Ok(_) => Self::Completed,
+            Err(_) => Self::Failed,
+        }
+    }
+}
+
 impl<K, F> Observer<K> for F
 where
     F: Fn(Option<&K>, Event) + Send + Sync + 'static,

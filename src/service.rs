@@ -21,7 +21,7 @@ use crate::{
     limiter::TenantLimiter,
     missing::MissingTenant,
     permit::Permit,
-    reject::Rejected,
+    reject::{RejectReason, Rejected},
 };
 
 /// Caps how many requests of one tenant run at once in `S`; made by
@@ -154,21 +154,37 @@ impl<K, X, F> Settings<K, X, F> {
                 let places = self.limiter.policy().places();
                 self.limiter.attempt(tenant, places)?
             }
-            Err(why) => match self.missing {
-                MissingTenant::Share(_) => self.limiter.attempt_nameless()?,
-                MissingTenant::Bypass if why == NoTenant::Missing => {
-                    self.limiter.bypass()?;
-                    return Ok(Passage::Open(None));
-                }
-                MissingTenant::Bypass | MissingTenant::Refuse => {
-                    return Err(self.limiter.refuse_nameless(why));
-                }
+            Err(why) => match self.attempt_without(why)? {
+                Some(attempt) => attempt,
+                None => return Ok(Passage::Open(None)),
             },
         };
         Ok(match attempt {
             Attempt::Admitted(permit) => Passage::Open(Some(permit.of_request())),
             Attempt::Waits(held) => Passage::Waits(held),
         })
+    }
+
+    /// Decides on a request without a tenant. `None` if it is not limited.
+    fn attempt_without(&self, why: NoTenant) -> Result<Option<Attempt>, Rejected> {
+        let reason = match why {
+            NoTenant::Missing => RejectReason::MissingTenant,
+            NoTenant::Invalid => RejectReason::InvalidTenant,
+            NoTenant::Exempt => {
+                self.limiter.exempt();
+                return Ok(None);
+            }
+        };
+        match self.missing {
+            MissingTenant::Share(_) => self.limiter.attempt_nameless().map(Some),
+            MissingTenant::Bypass if why == NoTenant::Missing => {
+                self.limiter.bypass()?;
+                Ok(None)
+            }
+            MissingTenant::Bypass | MissingTenant::Refuse => {
+                Err(self.limiter.refuse_nameless(reason))
+            }
+        }
     }
 }
 

@@ -36,6 +36,7 @@ pub(crate) struct Shared<K> {
     pub(crate) nameless: OnceLock<Arc<Tracked<Nameless>>>,
     pub(crate) nameless_limit: AtomicUsize,
     pub(crate) bypassed: AtomicU64,
+    pub(crate) exempted: AtomicU64,
     pub(crate) closed: AtomicBool,
 }
 
@@ -58,6 +59,7 @@ impl<K> Shared<K> {
             nameless: OnceLock::new(),
             nameless_limit: AtomicUsize::new(0),
             bypassed: AtomicU64::new(0),
+            exempted: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         }
     }

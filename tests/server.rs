@@ -41,7 +41,7 @@ use tokio::{
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, util::BoxCloneSyncService};
 use tower_http::cors::CorsLayer;
 use tower_tenant::{
-    Hold, Http, MissingTenant, Overflow, Rejected, TenantConcurrencyLayer, header as tenant_header,
+    Hold, Http, Overflow, Rejected, TenantConcurrencyLayer, header as tenant_header,
 };
 use wire::{Answer, Client, VERSIONS, Version, listen, request, serve, tenant_in};
 
@@ -412,76 +412,6 @@ async fn with_hold_head_bodies_stream_without_a_slot() {
             drop(stream);
             assert_eq!(Answer::of(response).await.unwrap().body, "tick");
         }
-    }
-}
-
-/// Opens four event streams of T, and tells the status of a request to `/work` beside them.
-async fn work_beside_four_streams(
-    router: Router,
-    mut opened: mpsc::UnboundedReceiver<Stream>,
-    version: Version,
-) -> StatusCode {
-    let addr = serve(router).await;
-    let mut open = Vec::new();
-    for _ in 0..4 {
-        let mut client = Client::connect(addr, version).await;
-        let response = client.get("/events", "T").await.unwrap();
-        assert_eq!(response.status(), StatusCode::OK);
-        open.push((client, response, soon(opened.recv()).await.unwrap()));
-    }
-    let status = wire::get(addr, version, "/work", "T").await.status;
-    for (_, response, stream) in open {
-        drop(stream);
-        assert_eq!(Answer::of(response).await.unwrap().body, "");
-    }
-    status
-}
-
-// LT3
-#[tokio::test]
-async fn streams_use_the_slots_of_the_limiter_they_share() {
-    for version in VERSIONS {
-        let layer = shedding(4);
-        let (events, opened) = events();
-        let router = events.merge(routes(&Gate::open())).layer(layer.clone());
-        let status = work_beside_four_streams(router, opened, version).await;
-        assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
-        probe(layer.limiter(), "T", 4, 0);
-    }
-}
-
-// LT3
-#[tokio::test]
-async fn streams_with_a_limiter_of_their_own_leave_other_requests_alone() {
-    for version in VERSIONS {
-        let (for_events, for_work) = (shedding(4), shedding(4));
-        let (events, opened) = events();
-        let router = events
-            .route_layer(for_events.clone())
-            .merge(routes(&Gate::open()).route_layer(for_work.clone()));
-        let status = work_beside_four_streams(router, opened, version).await;
-        assert_eq!(status, StatusCode::OK);
-        probe(for_events.limiter(), "T", 4, 0);
-        probe(for_work.limiter(), "T", 4, 0);
-    }
-}
-
-// LT3
-#[tokio::test]
-async fn exempt_streams_leave_other_requests_alone() {
-    fn all_but_events(req: &Request<Body>) -> Option<Tenant> {
-        tenant_in(req).filter(|_| req.uri().path() != "/events")
-    }
-    for version in VERSIONS {
-        let layer = TenantConcurrencyLayer::new(1, all_but_events as Extract)
-            .missing(MissingTenant::Bypass)
-            .http();
-        let (events, opened) = events();
-        let router = events.merge(routes(&Gate::open())).layer(layer.clone());
-        let status = work_beside_four_streams(router, opened, version).await;
-        assert_eq!(status, StatusCode::OK);
-        assert_eq!(layer.limiter().bypassed(), 4);
-        probe(layer.limiter(), "T", 1, 0);
     }
 }
 
