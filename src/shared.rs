@@ -72,7 +72,12 @@ impl<K> Shared<K> {
         });
         Arc::new(Tracked {
             hash: 0,
-            entry: Entry::new(0, share, sync::Arc::clone(&self.home)),
+            // Others may find it before its limit is brought up to date.
+            entry: Entry::new(
+                self.nameless_limit.load(Ordering::SeqCst),
+                share,
+                sync::Arc::clone(&self.home),
+            ),
             tenant: Tenant::new(()),
         })
     }
@@ -189,5 +194,17 @@ impl<K: Send + Sync + 'static> Sweep for Shared<K> {
     fn sweep(&self, shard: usize) -> usize {
         let ttl = self.sweeper.evictor().ttl();
         self.table.sweep(shard, || self.home.now(), ttl).looked_at
+    }
+}
+
+#[cfg(all(test, not(tenant_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_without_a_tenant_have_their_limit_from_the_first_moment() {
+        let shared = Shared::<u64>::new(4.into());
+        shared.nameless_limit.store(7, Ordering::SeqCst);
+        assert_eq!(shared.make_nameless().entry.gate.word().limit(), 7);
     }
 }
