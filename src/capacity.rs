@@ -9,7 +9,10 @@ use std::{
 use ahash::RandomState;
 use hashbrown::HashTable;
 
-use crate::pool::{self, Owner};
+use crate::{
+    entry::Tenant,
+    pool::{self, Owner},
+};
 
 /// A capacity that all tenants of a limiter share, on top of the limit of each: as many requests
 /// are in flight at once, over all tenants, and the slots are divided fairly.
@@ -151,7 +154,8 @@ struct Owned<O> {
 
 struct Known<O> {
     hash: u64,
-    id: O,
+    // Dropped like the key of a tenant: contained.
+    id: Tenant<O>,
     owner: Weak<Owner>,
 }
 
@@ -167,11 +171,12 @@ impl<O: Hash + Eq> OwnerBook<O> {
     }
 
     fn get(&self, id: O) -> Arc<Owner> {
-        let hash = self.hasher.hash_one(&id);
+        let id = Tenant::new(id);
+        let hash = self.hasher.hash_one(id.key());
         let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = owners
-            .known
-            .find_mut(hash, |other| other.hash == hash && other.id == id);
+        let known = owners.known.find_mut(hash, |other| {
+            other.hash == hash && other.id.key() == id.key()
+        });
         if let Some(known) = known {
             return known.owner.upgrade().unwrap_or_else(|| {
                 let owner = Arc::default();

@@ -373,3 +373,23 @@ fn a_drain_ends_when_the_last_that_waited_was_displaced() {
     }
     panic!("nobody told the drain");
 }
+
+#[test]
+fn an_owner_that_panics_when_it_is_dropped_fails_no_request() {
+    #[derive(Hash, PartialEq, Eq)]
+    struct Owner(Tenant);
+
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            assert!(self.0 % 3 == 0, "an owner is dropped");
+        }
+    }
+
+    let limiter = limiter(1, Capacity::of(1).owners(|tenant: &Tenant| Owner(*tenant)));
+    // Enough that the owners whose tenants are gone are looked for.
+    for tenant in 0..200 {
+        drop(admitted(&limiter, tenant));
+        drop(admitted(&limiter, tenant / 2));
+        wind_up(&limiter);
+    }
+}
