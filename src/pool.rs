@@ -7,6 +7,7 @@
 use std::{sync, task::Waker};
 
 use crate::{
+    contain::contain,
     fair::{Fair, Id},
     gate::{Gate, Joined},
     home::Home,
@@ -289,6 +290,9 @@ impl<T: Ticket> Share<T> {
             match self.decide(&mut line, gate) {
                 Verdict::Entered => {
                     self.pool.calm(&mut line);
+                    drop(line);
+                    // Should its drop panic, the slots must not be lost.
+                    contain(|| drop(waker));
                     return Joined::Entered;
                 }
                 Verdict::Waits(word) if word.refuses(places) || word.waiting() >= places => {

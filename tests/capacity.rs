@@ -393,3 +393,31 @@ fn an_owner_that_panics_when_it_is_dropped_fails_no_request() {
         wind_up(&limiter);
     }
 }
+
+#[test]
+fn a_waker_that_panics_when_it_is_dropped_costs_no_slot() {
+    use std::{
+        panic::{AssertUnwindSafe, catch_unwind},
+        ptr,
+        task::{Context, RawWaker, RawWakerVTable, Waker},
+    };
+
+    static CALLS: RawWakerVTable = RawWakerVTable::new(
+        |_| RawWaker::new(ptr::null(), &CALLS),
+        |_| {},
+        |_| {},
+        |_| panic!("a waker is dropped"),
+    );
+    let limiter = limiter(1, 3);
+    let permit = admitted(&limiter, 1);
+    // While it waits, others come to the lock, to which they bring a clone of their waker.
+    let waiter = waiting(&limiter, 1);
+    // SAFETY: The functions do nothing with the pointer.
+    let waker = unsafe { Waker::from_raw(RawWaker::new(ptr::null(), &CALLS)) };
+    let waker = std::mem::ManuallyDrop::new(waker);
+    let mut other = Box::pin(limiter.acquire(&2));
+    let mut cx = Context::from_waker(&waker);
+    let admitted = catch_unwind(AssertUnwindSafe(|| other.as_mut().poll(&mut cx)));
+    drop((admitted, other, permit, waiter));
+    wind_up(&limiter);
+}
