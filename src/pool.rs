@@ -4,6 +4,9 @@
 //! that is one exchange each. As soon as anybody waits, for whichever of the two, all go through
 //! one lock, and [`Fair`] says who is next; newcomers pass nobody who could be served.
 
+#[cfg(all(test, not(tenant_loom)))]
+mod tests;
+
 use std::{sync, task::Waker};
 
 use crate::{
