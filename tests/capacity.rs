@@ -354,24 +354,19 @@ fn a_drain_ends_when_the_last_that_waited_with_nothing_in_flight_goes_away() {
 }
 
 #[test]
-fn a_drain_ends_when_the_last_that_waited_was_displaced() {
-    let limiter = limiter(8, Capacity::of(1).queue(2));
-    let permit = admitted(&limiter, 1);
-    limiter.set_capacity(0);
-    drop(permit);
+fn a_drain_is_told_when_the_last_that_waited_was_displaced() {
+    let limiter = limiter(8, Capacity::of(0).queue(2));
     limiter.set_weight(&3, 100);
-    let displaced = [waiting(&limiter, 2), waiting(&limiter, 3)];
+    let mut displaced = [waiting(&limiter, 2), waiting(&limiter, 2)];
     let mut drain = task::spawn(limiter.drain());
     assert_pending!(drain.poll());
-    let newcomer = waiting(&limiter, 3);
-    assert_eq!(woken(&displaced), [0]);
-    drop((displaced, newcomer));
-    while drain.is_woken() {
-        if drain.poll().is_ready() {
-            return;
-        }
+    let newcomers = [waiting(&limiter, 3), waiting(&limiter, 3)];
+    assert!(drain.is_woken());
+    for request in &mut displaced {
+        assert_eq!(refusal(request.poll()), RejectReason::CapacityQueueFull);
     }
-    panic!("nobody told the drain");
+    drop((newcomers, displaced));
+    tokio_test::assert_ready!(drain.poll());
 }
 
 #[test]
@@ -419,5 +414,38 @@ fn a_waker_that_panics_when_it_is_dropped_costs_no_slot() {
     let mut cx = Context::from_waker(&waker);
     let admitted = catch_unwind(AssertUnwindSafe(|| other.as_mut().poll(&mut cx)));
     drop((admitted, other, permit, waiter));
+    wind_up(&limiter);
+}
+
+/// A tenant at its limit keeps others from passing unseen, though they find room.
+fn crowded(limiter: &Limiter) -> (Permit, Request) {
+    limiter.set_limit(&1, 1);
+    (admitted(limiter, 1), waiting(limiter, 1))
+}
+
+#[test]
+fn a_request_that_enters_while_others_wait_counts() {
+    let limiter = limiter(8, 4);
+    let crowd = crowded(&limiter);
+    let running = [2, 2, 3].map(|tenant| admitted(&limiter, tenant));
+    let waiters = [waiting(&limiter, 2), waiting(&limiter, 3)];
+    limiter.set_capacity(5);
+    assert_eq!(woken(&waiters), [1], "the one with fewest");
+    drop((waiters, running, crowd));
+    wind_up(&limiter);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_equals_the_one_that_began_later_is_next() {
+    let limiter = limiter(8, 7);
+    let crowd = crowded(&limiter);
+    let early = [3, 3, 3].map(|tenant| admitted(&limiter, tenant));
+    tokio::time::advance(Duration::from_secs(10)).await;
+    let late = [2, 2, 2].map(|tenant| admitted(&limiter, tenant));
+    tokio::time::advance(Duration::from_secs(1)).await;
+    let waiters = [waiting(&limiter, 3), waiting(&limiter, 2)];
+    limiter.set_capacity(8);
+    assert_eq!(woken(&waiters), [1]);
+    drop((waiters, early, late, crowd));
     wind_up(&limiter);
 }
