@@ -55,6 +55,10 @@ impl Level {
         Self(self.0 + 1)
     }
 
+    fn left(self) -> Self {
+        Self(self.0 - 1)
+    }
+
     fn with_capacity(self, capacity: usize) -> Self {
         Self(self.0 & !(FIELD << CAPACITY) | (capacity.min(MAX) as u64) << CAPACITY)
     }
@@ -204,6 +208,11 @@ impl<T: Ticket> Pool<T> {
     /// Takes a slot on behalf of whoever holds the lock of the line.
     fn take(&self) -> bool {
         self.update(|level| level.has_room().then(|| level.entered()))
+    }
+
+    /// Gives a slot back if nobody waits.
+    fn give_back_in_passing(&self) -> bool {
+        self.update(|level| (!level.is_crowded()).then(|| level.left()))
     }
 
     fn give_back(&self) -> Level {
@@ -396,10 +405,15 @@ impl<T: Ticket> Share<T> {
         if let Some(owner) = &self.owner {
             owner.running.fetch_sub(1, Ordering::AcqRel);
         }
-        if self.pool.give_back().is_crowded() {
-            self.sync(&mut lock(&self.pool.line), gate, self.pool.home.now());
-            self.pool.serve();
+        if self.pool.give_back_in_passing() {
+            return;
         }
+        // Under the lock, so that no newcomer takes the slot before the line knows of it.
+        let mut line = lock(&self.pool.line);
+        self.pool.give_back();
+        self.sync(&mut line, gate, self.pool.home.now());
+        drop(line);
+        self.pool.serve();
     }
 
     /// Takes `waiter` out of the line. `false` if its wait is already decided.
