@@ -449,3 +449,53 @@ async fn of_equals_the_one_that_began_later_is_next() {
     drop((waiters, early, late, crowd));
     wind_up(&limiter);
 }
+
+#[test]
+fn what_ran_before_anybody_waited_counts() {
+    let limiter = limiter(8, Capacity::of(4).owners(|tenant: &Tenant| tenant / 100));
+    // Of the tenants of one owner, and of two owners.
+    for [busy, other] in [[100, 101], [100, 200]] {
+        let running = [busy, busy, busy, other].map(|tenant| admitted(&limiter, tenant));
+        let waiters = [waiting(&limiter, busy), waiting(&limiter, other)];
+        limiter.set_capacity(5);
+        assert_eq!(woken(&waiters), [1], "the one with fewest");
+        limiter.set_capacity(4);
+        drop((waiters, running));
+    }
+    let running = [100, 100, 100, 200].map(|tenant| admitted(&limiter, tenant));
+    let waiters = [waiting(&limiter, 101), waiting(&limiter, 200)];
+    limiter.set_capacity(5);
+    assert_eq!(woken(&waiters), [1], "the one whose owner has fewest");
+    drop((waiters, running));
+    wind_up(&limiter);
+}
+
+#[test]
+fn a_weight_that_is_set_while_its_tenant_waits_counts_at_once() {
+    let limiter = limiter(8, 4);
+    let running = [1, 1, 2, 2].map(|tenant| admitted(&limiter, tenant));
+    let waiters = [waiting(&limiter, 1), waiting(&limiter, 2)];
+    limiter.set_weight(&2, 4);
+    limiter.set_capacity(5);
+    assert_eq!(woken(&waiters), [1]);
+    drop((waiters, running));
+    wind_up(&limiter);
+}
+
+#[tokio::test(start_paused = true)]
+async fn time_before_anybody_waited_does_not_count() {
+    let limiter = limiter(8, 7);
+    limiter.set_weight(&1, 10);
+    let before = admitted(&limiter, 2);
+    tokio::time::advance(Duration::from_secs(10)).await;
+    let crowd = crowded(&limiter);
+    let mut since = [3; 5].map(|tenant| Some(admitted(&limiter, tenant)));
+    tokio::time::advance(Duration::from_secs(1)).await;
+    since[1..].fill_with(|| None);
+    limiter.set_capacity(3);
+    let waiters = [waiting(&limiter, 3), waiting(&limiter, 2)];
+    limiter.set_capacity(4);
+    assert_eq!(woken(&waiters), [1]);
+    drop((waiters, before, since, crowd));
+    wind_up(&limiter);
+}
