@@ -282,7 +282,7 @@ impl<T: Ticket> Share<T> {
             let mut line = lock(&self.pool.line);
             match self.decide(&mut line, gate) {
                 Verdict::Entered => return Answer::Entered,
-                Verdict::Waits(word) if word.has_room() && !word.is_closed() => {
+                Verdict::Waits(word) if word.has_room() => {
                     return Answer::Refused(RejectReason::AtCapacity, word);
                 }
                 Verdict::Waits(word) => return Answer::Refused(RejectReason::AtLimit, word),

@@ -69,3 +69,10 @@ fn the_crowding_ends_with_the_last_wait_however_that_ends() {
         assert_calm(&pool);
     }
 }
+
+#[test]
+fn a_weight_that_is_out_of_date_is_not_put_in_force() {
+    let tenant = tenant(&pool(1, 1), 1);
+    let share = tenant.share.as_ref().unwrap();
+    assert!(!share.set_weight(5, || false));
+}
