@@ -512,3 +512,39 @@ fn a_weight_beyond_all_bounds_is_the_largest() {
     drop((waiters, running));
     wind_up(&limiter);
 }
+
+#[test]
+fn a_request_made_while_a_slot_is_handed_on_passes_nobody() {
+    use std::{
+        sync::{Arc, OnceLock},
+        task::{Context, Wake},
+    };
+
+    struct Asks(Limiter, OnceLock<Option<RejectReason>>);
+
+    impl Wake for Asks {
+        fn wake(self: Arc<Self>) {
+            let asked = self.0.try_acquire(&4);
+            let _ = self.1.set(asked.err().map(|rejected| rejected.reason()));
+        }
+    }
+
+    let limiter = limiter(8, 1);
+    let permit = admitted(&limiter, 1);
+    let asks = Arc::new(Asks(limiter.clone(), OnceLock::new()));
+    let mut first = Box::pin(limiter.acquire(&2));
+    let waker = asks.clone().into();
+    assert!(
+        first
+            .as_mut()
+            .poll(&mut Context::from_waker(&waker))
+            .is_pending()
+    );
+    let second = waiting(&limiter, 3);
+    // Two slots: when the first waiter is woken, the other is owed to the second.
+    limiter.set_capacity(3);
+    assert_eq!(asks.1.get(), Some(&Some(RejectReason::AtCapacity)));
+    assert!(second.is_woken());
+    drop((permit, first, second));
+    wind_up(&limiter);
+}
