@@ -4,9 +4,13 @@
 //! that is one exchange each. As soon as anybody waits, for whichever of the two, all go through
 //! one lock, and [`Fair`] says who is next; newcomers pass nobody who could be served.
 
+#[cfg(all(test, not(tenant_loom)))]
+mod tests;
+
 use std::{fmt, sync, task::Waker};
 
 use crate::{
+    contain::contain,
     fair::{Fair, Id},
     gate::{Gate, Joined},
     home::Home,
@@ -48,6 +52,10 @@ impl Level {
 
     fn entered(self) -> Self {
         Self(self.0 + 1)
+    }
+
+    fn left(self) -> Self {
+        Self(self.0 - 1)
     }
 
     fn with_capacity(self, capacity: usize) -> Self {
@@ -205,6 +213,11 @@ impl<T: Ticket> Pool<T> {
         self.update(|level| level.has_room().then(|| level.entered()))
     }
 
+    /// Gives a slot back if nobody waits.
+    fn give_back_in_passing(&self) -> bool {
+        self.update(|level| (!level.is_crowded()).then(|| level.left()))
+    }
+
     fn give_back(&self) -> Level {
         Level(self.level.fetch_sub(1, Ordering::AcqRel))
     }
@@ -272,7 +285,7 @@ impl<T: Ticket> Share<T> {
             let mut line = lock(&self.pool.line);
             match self.decide(&mut line, gate) {
                 Verdict::Entered => return Answer::Entered,
-                Verdict::Waits(word) if word.has_room() && !word.is_closed() => {
+                Verdict::Waits(word) if word.has_room() => {
                     return Answer::AtCapacity(word);
                 }
                 Verdict::Waits(word) => return Answer::Full(word),
@@ -292,6 +305,9 @@ impl<T: Ticket> Share<T> {
             match self.decide(&mut line, gate) {
                 Verdict::Entered => {
                     self.pool.calm(&mut line);
+                    drop(line);
+                    // Should its drop panic, the slots must not be lost.
+                    contain(|| drop(waker));
                     return Joined::Entered;
                 }
                 Verdict::Waits(word) if word.refuses(places) || word.waiting() >= places => {
@@ -392,10 +408,15 @@ impl<T: Ticket> Share<T> {
         if let Some(owner) = &self.owner {
             owner.running.fetch_sub(1, Ordering::AcqRel);
         }
-        if self.pool.give_back().is_crowded() {
-            self.sync(&mut lock(&self.pool.line), gate, self.pool.home.now());
-            self.pool.serve();
+        if self.pool.give_back_in_passing() {
+            return;
         }
+        // Under the lock, so that no newcomer takes the slot before the line knows of it.
+        let mut line = lock(&self.pool.line);
+        self.pool.give_back();
+        self.sync(&mut line, gate, self.pool.home.now());
+        drop(line);
+        self.pool.serve();
     }
 
     /// Takes `waiter` out of the line. `false` if its wait is already decided.

@@ -77,9 +77,12 @@ impl<K> Shared<K> {
             let pool = sync::Arc::clone(&common.pool);
             Share::new(pool, 1, None)
         });
+        let entry = self.entry(share);
+        // Others may find it before its limit is brought up to date.
+        entry.set_limit(self.nameless_limit.load(Ordering::SeqCst), || true);
         Arc::new(Tracked {
             hash: 0,
-            entry: self.entry(share),
+            entry,
             tenant: Tenant::new(Nameless),
         })
     }
@@ -207,5 +210,17 @@ impl<K: Send + Sync + 'static> Sweep for Shared<K> {
     fn sweep(&self, shard: usize) -> usize {
         let ttl = self.sweeper.evictor().ttl();
         self.table.sweep(shard, || self.home.now(), ttl).looked_at
+    }
+}
+
+#[cfg(all(test, not(tenant_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_without_a_tenant_have_their_limit_from_the_first_moment() {
+        let shared = Shared::<u64>::new(4.into());
+        shared.nameless_limit.store(7, Ordering::SeqCst);
+        assert_eq!(shared.make_nameless().entry.gate.word().limit(), 7);
     }
 }
