@@ -67,6 +67,10 @@ mod permit;
 mod pool;
 mod queue;
 mod reject;
+#[cfg(feature = "reqwest")]
+mod reqwest;
+#[cfg(feature = "reqwest-middleware")]
+mod reqwest_middleware;
 mod service;
 mod shared;
 mod stats;
@@ -103,6 +107,9 @@ pub use crate::{
     http::{BodyErrors, Hold, Http, OnReject, Problem},
     http_key::{FromExtension, FromHeader, extension, header},
 };
+
+#[cfg(feature = "reqwest-middleware")]
+pub use crate::reqwest_middleware::TenantMiddleware;
 
 /// The examples of the README, compiled.
 #[cfg(all(doctest, feature = "http"))]
