@@ -12,7 +12,7 @@ use std::{
     future::Future,
     iter,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     time::{Duration, SystemTime},
@@ -32,7 +32,8 @@ use support::{Gate, Tenant, probe, soon, until, wind_up};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tower_tenant::{
-    Hold, MissingTenant, Overflow, RejectReason, Rejected, TenantLimiter, TenantMiddleware,
+    Ending, Event, Hold, MissingTenant, Overflow, RejectReason, Rejected, TenantLimiter,
+    TenantMiddleware,
 };
 
 type Limiter = TenantLimiter<Tenant>;
@@ -324,6 +325,37 @@ async fn with_hold_head_bodies_stream_without_a_slot() {
     working.abort();
     until(|| limiter.in_flight(&"T") == 0).await;
     wind_up(&limiter, "T", 1, 0);
+}
+
+#[tokio::test]
+async fn an_observer_is_told_how_each_request_ended() {
+    for hold in [Hold::Body, Hold::Head] {
+        let receiver = Receiver::start(Gate::shut()).await;
+        let endings = Arc::<Mutex<Vec<Ending>>>::default();
+        let told = Arc::clone(&endings);
+        let limiter = queueing(1, 1).observer(move |_: Option<&Tenant>, event: Event| {
+            if let Event::Released { ending, .. } = event {
+                told.lock().unwrap().push(ending);
+            }
+        });
+        let client = builder().with(middleware(&limiter).hold(hold)).build();
+        let first = spawn(get(&client, &receiver, "/work", "T"));
+        until(|| receiver.gate.running("T") == 1).await;
+        let gone = client.get("http://127.0.0.1:1/").header("x-tenant-id", "T");
+        let gone = spawn(gone);
+        until(|| limiter.waiting("T") == 1).await;
+        receiver.gate.let_out(1);
+        assert_eq!(first.await.unwrap().unwrap(), "T");
+        assert!(gone.await.unwrap().is_err());
+        let dropped = spawn(get(&client, &receiver, "/work", "T"));
+        until(|| receiver.gate.running("T") == 1).await;
+        dropped.abort();
+        assert!(dropped.await.unwrap_err().is_cancelled());
+        let endings = endings.lock().unwrap().clone();
+        let expected = [Ending::Completed, Ending::Failed, Ending::Cancelled];
+        assert_eq!(endings, expected);
+        wind_up(&limiter, "T", 1, 1);
+    }
 }
 
 /// Tells whether the slot of "T" was still taken when what runs of a request was dropped.
