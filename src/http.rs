@@ -50,6 +50,8 @@ impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
     /// Leaves refusals errors, as clients want them, but holds the permit to the end of the body
     /// of the HTTP response.
     ///
+    /// With the feature `reqwest` it works on the responses of a `reqwest::Client` too.
+    ///
     /// A call that is dropped gives its slot back at once, though the receiver may still be at work
     /// on it.
     pub fn hold_body(self) -> TenantConcurrencyLayer<K, X, BodyErrors> {

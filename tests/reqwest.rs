@@ -310,6 +310,30 @@ async fn errors_and_refusals_of_the_receiver_pass_as_they_are() {
     }
 }
 
+// CO5
+#[tokio::test]
+async fn a_breaker_can_tell_our_refusals_from_failures() {
+    for version in VERSIONS {
+        let (receiver, layer) = (Receiver::start(Gate::shut()).await, shedding(1));
+        let service = layer.layer(client(version));
+        let send = || exchange(service.clone(), request(&receiver, "/work", "T"));
+        let mut slow = JoinSet::new();
+        slow.spawn(send());
+        until(|| receiver.gate.running("T") == 1).await;
+        let mut failures = 0;
+        for _ in 0..49 {
+            let refused: BoxError = send().await.unwrap_err();
+            failures += usize::from(!refused.is::<Rejected>());
+        }
+        assert_eq!(failures, 0);
+        receiver.gate.let_out(1);
+        let served = soon(slow.join_next()).await.unwrap().unwrap();
+        assert_eq!(served.unwrap(), StatusCode::OK);
+        assert_eq!((receiver.gate.calls("T"), receiver.connections()), (1, 1));
+        wind_up(layer.limiter(), "T", 1, 0);
+    }
+}
+
 /// Tries again, after a pause that does not end.
 #[derive(Clone)]
 struct Later;
