@@ -53,6 +53,8 @@ impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
     /// Leaves refusals errors, as clients want them, but holds the permit to the end of the body
     /// of the HTTP response.
     ///
+    /// With the feature `reqwest` it works on the responses of a `reqwest::Client` too.
+    ///
     /// A call that is dropped gives its slot back at once, though the receiver may still be at work
     /// on it.
     pub fn hold_body(self) -> TenantConcurrencyLayer<K, X, BodyErrors> {
@@ -163,7 +165,7 @@ impl<B: Body, F: Fn(&Rejected) -> Response<B>> OnReject<B> for F {
 /// The response to a refused request unless another is asked for: status, `Retry-After`, and a
 /// small problem document.
 #[derive(Clone, Copy, Debug)]
-pub struct Problem(());
+pub struct Problem(pub(crate) ());
 
 impl<B> OnReject<B> for Problem {
     fn respond(&self, rejected: &Rejected, _: &HeaderMap) -> Response<ResponseBody<B>> {
@@ -215,6 +217,21 @@ fn share(extensions: &mut Extensions, permit: Permit) -> Slot {
     slot
 }
 
+/// Makes the response to a refused request that had these headers, and marks it.
+pub(crate) fn refusal<B>(
+    on_reject: &impl OnReject<B>,
+    headers: &HeaderMap,
+    rejected: Rejected,
+) -> Response<ResponseBody<B>> {
+    let mut response = on_reject.respond(&rejected, headers);
+    if let Some(delay) = rejected.retry_after() {
+        let header = response.headers_mut().entry(header::RETRY_AFTER);
+        header.or_insert_with(|| delay.as_secs().into());
+    }
+    response.extensions_mut().insert(rejected);
+    response
+}
+
 impl<R> sealed::Sealed for Http<R> {}
 
 impl<R, Q, B, E> Face<Request<Q>, Response<B>, E> for Http<R>
@@ -245,13 +262,7 @@ where
     }
 
     fn refuse(&self, req: &Request<Q>, rejected: Rejected) -> Result<Self::Response, E> {
-        let mut response = self.on_reject.respond(&rejected, req.headers());
-        if let Some(delay) = rejected.retry_after() {
-            let header = response.headers_mut().entry(header::RETRY_AFTER);
-            header.or_insert_with(|| delay.as_secs().into());
-        }
-        response.extensions_mut().insert(rejected);
-        Ok(response)
+        Ok(refusal(&self.on_reject, req.headers(), rejected))
     }
 
     fn fail(error: E) -> E {

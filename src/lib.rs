@@ -7,7 +7,8 @@
 //! - [`Capacity`] bounds all tenants together and divides the slots fairly between them.
 //!
 //! The feature `http`, on by default, adds refusals as responses, permits held by response bodies,
-//! and tenants taken from headers and request extensions.
+//! and tenants taken from headers and request extensions. `reqwest` lets bodies of reqwest hold
+//! permits, and `reqwest-middleware` adds `TenantMiddleware`.
 //!
 //! # Examples
 //!
@@ -69,6 +70,10 @@ mod permit;
 mod pool;
 mod queue;
 mod reject;
+#[cfg(feature = "reqwest")]
+mod reqwest;
+#[cfg(feature = "reqwest-middleware")]
+mod reqwest_middleware;
 mod service;
 mod shared;
 #[cfg(feature = "http")]
@@ -109,6 +114,9 @@ pub use crate::{
     http_key::{FromExtension, FromHeader, extension, header},
     shared_permit::SharedPermit,
 };
+
+#[cfg(feature = "reqwest-middleware")]
+pub use crate::reqwest_middleware::TenantMiddleware;
 
 /// The examples of the README, compiled.
 #[cfg(all(doctest, feature = "http"))]
