@@ -4,9 +4,6 @@
 //! that is one exchange each. As soon as anybody waits, for whichever of the two, all go through
 //! one lock, and [`Fair`] says who is next; newcomers pass nobody who could be served.
 
-#[cfg(all(test, not(tenant_loom)))]
-mod tests;
-
 use std::{fmt, sync, task::Waker};
 
 use crate::{
@@ -142,6 +139,12 @@ impl<T: Ticket> Pool<T> {
 
     pub(crate) fn level(&self) -> Level {
         Level(self.level.load(Ordering::Acquire))
+    }
+
+    /// Nobody waits, and nothing is left of anybody who did.
+    #[cfg(all(test, not(tenant_loom)))]
+    pub(crate) fn is_calm(&self) -> bool {
+        !self.level().is_crowded() && lock(&self.line).fair.is_empty()
     }
 
     /// How many wait.

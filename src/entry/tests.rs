@@ -2,11 +2,11 @@
 
 use std::{sync, task::Waker};
 
-use super::{Pool, Share};
+use super::{Entry, Extra, Held, Tracked};
 use crate::{
-    entry::{Entry, Extra, Held, Tracked},
     gate::Joined,
     home::Home,
+    pool::{Pool, Share},
     sync::Arc,
     tenant::Tenant,
 };
@@ -36,8 +36,7 @@ fn join(tenant: &Held, places: usize) -> Joined {
 }
 
 fn assert_calm(pool: &Pool<Held>) {
-    assert!(!pool.level().is_crowded());
-    assert!(pool.line.lock().unwrap().fair.is_empty());
+    assert!(pool.is_calm());
 }
 
 #[test]
@@ -69,7 +68,7 @@ fn the_crowding_ends_with_the_last_wait_however_that_ends() {
         let (running, waiting) = (tenant(&pool, 1), tenant(&pool, 1));
         assert!(running.try_enter(0).is_ok_and(|entered| entered));
         let joined = join(&waiting, 1);
-        assert!(pool.level().is_crowded());
+        assert!(!pool.is_calm());
         end(&running, &waiting, joined);
         assert_calm(&pool);
     }
