@@ -92,7 +92,7 @@ mod counted {
         config
     }
 
-    library_benchmark_group!(name = admitting, benchmarks = request, layer);
+    library_benchmark_group!(name = admitting, benchmarks = [request, layer]);
     library_benchmark_group!(name = dispatching, benchmarks = dispatch);
     main!(library_benchmark_groups = [admitting, dispatching]);
 
