@@ -49,6 +49,8 @@ mod face;
 mod fair;
 mod future;
 mod gate;
+#[cfg(feature = "tonic")]
+mod grpc;
 mod home;
 #[cfg(feature = "http")]
 mod http;
@@ -100,6 +102,9 @@ pub use crate::{
     http::{BodyErrors, Hold, Http, OnReject, Problem},
     http_key::{FromExtension, FromHeader, extension, header},
 };
+
+#[cfg(feature = "tonic")]
+pub use crate::grpc::Grpc;
 
 /// The examples of the README, compiled.
 #[cfg(all(doctest, feature = "http"))]
