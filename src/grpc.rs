@@ -20,14 +20,18 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     /// | the shared capacity, a closed limiter, or a full table | 14 UNAVAILABLE |
     /// | a missing or invalid tenant | 3 INVALID_ARGUMENT |
     ///
-    /// The answer is trailers-only, with HTTP 200. How long to stay away is in its metadata, unless
-    /// the code is 3: as `grpc-retry-pushback-ms`, which clients obey that retry by themselves
+    /// The answer is trailers-only, with HTTP 200. Unless the code is 3, its metadata says how long
+    /// to stay away: as `grpc-retry-pushback-ms`, which the retries of gRPC itself go by
     /// ([A6](https://github.com/grpc/proposal/blob/master/A6-client-retries.md)), and as the
     /// `Retry-After` of every refusal.
     ///
     /// A request is one of gRPC if its content type is `application/grpc`, whatever comes after a
-    /// `+` or `;`. One of gRPC-Web is not, as long as it is one: put the layer that translates it
-    /// outside.
+    /// `+` or `;`. One of gRPC-Web is not: put the layer that translates it outside. Responses of
+    /// your own for the others are set before, by [`on_reject`](TenantConcurrencyLayer::on_reject).
+    ///
+    /// Around a client it turns refusals into statuses; with
+    /// [`hold_body`](TenantConcurrencyLayer::hold_body) the [`Rejected`] is the source of a status
+    /// with the code 2, as with any error of a layer.
     ///
     /// # Examples
     ///

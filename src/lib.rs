@@ -7,7 +7,8 @@
 //! - [`Capacity`] bounds all tenants together and divides the slots fairly between them.
 //!
 //! The feature `http`, on by default, adds refusals as responses, permits held by response bodies,
-//! and tenants taken from headers and request extensions.
+//! and tenants taken from headers and request extensions. The feature `tonic` adds refusals as gRPC
+//! statuses.
 //!
 //! # Examples
 //!

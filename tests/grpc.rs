@@ -416,6 +416,22 @@ fn the_content_type_tells_which_answer_a_request_gets() {
 }
 
 // CO3
+#[test]
+fn a_response_of_ones_own_is_for_the_requests_of_other_kinds() {
+    let layer = TenantConcurrencyLayer::new(0, ByHeader)
+        .http()
+        .on_reject(|_: &Rejected| Response::builder().status(418).body(Body::empty()).unwrap())
+        .grpc();
+    let never = service_fn(|_| ready(Ok::<Response<Body>, Infallible>(Response::default())));
+    let service = layer.layer(never);
+    for (content_type, status) in [("application/grpc", 200), ("text/plain", 418)] {
+        let req = post("/stage.Stage/Unary", Some(content_type));
+        let answer = tokio_test::assert_ready_ok!(call(&service, req).poll());
+        assert_eq!(answer.status(), status);
+    }
+}
+
+// CO3
 #[tokio::test]
 async fn a_server_of_both_answers_each_request_in_its_own_tongue() {
     let (gate, layer) = (Gate::open(), shedding(1));
@@ -533,6 +549,7 @@ async fn around_a_client_a_refusal_is_an_error_with_its_type_and_never_sent() {
     until(|| gate.running("T") == 1).await;
     let refused = start(client.clone(), Kind::Unary, "T", stream::iter(said.clone()));
     let refused = soon(refused).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unknown);
     let rejected: &Rejected = refused.source().unwrap().downcast_ref().unwrap();
     assert_eq!(
         (rejected.reason(), rejected.limit()),
