@@ -1,13 +1,13 @@
 //! Refusals of gRPC requests as gRPC statuses.
 
-use http::{HeaderMap, Response, header};
+use http::{HeaderMap, Response, StatusCode, header};
 use tonic::{Code, Status, server::NamedService};
 
 use crate::{
     body::ResponseBody,
     http::{Http, OnReject},
     layer::TenantConcurrencyLayer,
-    reject::{RejectReason, Rejected},
+    reject::Rejected,
     service::TenantConcurrency,
 };
 
@@ -82,27 +82,21 @@ fn is_grpc(headers: &HeaderMap) -> bool {
 /// The status that [`TenantConcurrencyLayer::grpc`] answers with.
 impl From<Rejected> for Status {
     fn from(rejected: Rejected) -> Self {
-        let mut status = Self::new(code(rejected.reason()), rejected.reason().to_string());
+        let mut status = Self::new(code(rejected), rejected.reason().to_string());
         if let Some(delay) = rejected.retry_after() {
-            let pushback = (delay.as_secs() * 1000).into();
+            let milliseconds = (delay.as_secs() * 1000).into();
             let metadata = status.metadata_mut();
-            metadata.insert("grpc-retry-pushback-ms", pushback);
+            metadata.insert("grpc-retry-pushback-ms", milliseconds);
         }
         status
     }
 }
 
-fn code(reason: RejectReason) -> Code {
-    match reason {
-        RejectReason::AtLimit
-        | RejectReason::QueueFull
-        | RejectReason::WaitExpired
-        | RejectReason::Paused => Code::ResourceExhausted,
-        RejectReason::AtCapacity
-        | RejectReason::CapacityQueueFull
-        | RejectReason::Closed
-        | RejectReason::TableFull => Code::Unavailable,
-        RejectReason::MissingTenant | RejectReason::InvalidTenant => Code::InvalidArgument,
+fn code(rejected: Rejected) -> Code {
+    match rejected.status() {
+        StatusCode::TOO_MANY_REQUESTS => Code::ResourceExhausted,
+        StatusCode::SERVICE_UNAVAILABLE => Code::Unavailable,
+        _ => Code::InvalidArgument,
     }
 }
 

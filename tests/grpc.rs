@@ -492,10 +492,13 @@ fn frames(mut bytes: &[u8]) -> Vec<(u8, u8)> {
     let mut frames = Vec::new();
     while let [a, b, c, kind, flags, stream @ ..] = bytes {
         let length = u32::from_be_bytes([0, *a, *b, *c]) as usize;
+        let Some(rest) = stream.get(4 + length..) else {
+            break;
+        };
         if stream[..4] != [0; 4] {
             frames.push((*kind, *flags));
         }
-        bytes = &stream[4 + length..];
+        bytes = rest;
     }
     frames
 }

@@ -15,7 +15,7 @@ use tonic::{
     Code, Request, Response, Status, Streaming,
     body::Body,
     client::GrpcService,
-    metadata::MetadataMap,
+    metadata::{MetadataMap, MetadataValue},
     server::NamedService,
     transport::{Channel, Endpoint},
 };
@@ -138,26 +138,20 @@ fn lines_of(script: Result<Script, Status>) -> impl Stream<Item = Result<Script,
     let lines = script.map(|script| {
         let say = |line: &String| Ok(self::script(&[line], Code::Ok));
         let lines = script.lines.iter().map(say);
-        let lines: Vec<_> = lines.chain(ending(&script).err().map(Err)).collect();
-        lines
+        lines.chain(ending(&script).err().map(Err)).collect()
     });
     stream::iter(lines.unwrap_or_else(|status| vec![Err(status)]))
 }
 
 fn ending(script: &Script) -> Result<(), Status> {
-    let code = Code::from_i32(script.code);
-    let mut status = Status::new(code, "100 % as \"agreed\", schön");
-    let reason = "in the script".parse().expect("valid");
-    status.metadata_mut().insert("reason", reason);
-    status.metadata_mut().insert_bin(
-        "trace-bin",
-        tonic::metadata::MetadataValue::from_bytes(&[0, 255]),
-    );
-    if code == Code::Ok {
-        Ok(())
-    } else {
-        Err(status)
+    if script.code == 0 {
+        return Ok(());
     }
+    let mut status = Status::new(script.code.into(), "100 % as \"agreed\", schön");
+    let metadata = status.metadata_mut();
+    metadata.insert("reason", "in the script".parse().expect("valid"));
+    metadata.insert_bin("trace-bin", MetadataValue::from_bytes(&[0, 255]));
+    Err(status)
 }
 
 /// All lines in one answer.
