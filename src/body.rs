@@ -52,7 +52,9 @@ impl<B: Body> ResponseBody<B> {
 impl<B> ResponseBody<B> {
     pub(crate) fn text(text: String) -> Self {
         Self {
-            kind: Kind::Text { text: Some(text) },
+            kind: Kind::Text {
+                text: Some(text).filter(|text| !text.is_empty()),
+            },
             slot: None,
         }
     }

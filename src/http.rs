@@ -143,9 +143,9 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
 /// Refusals are HTTP responses; made by [`TenantConcurrencyLayer::http`].
 #[derive(Clone, Copy)]
 pub struct Http<R = Problem> {
-    hold: Hold,
-    share: bool,
-    on_reject: R,
+    pub(crate) hold: Hold,
+    pub(crate) share: bool,
+    pub(crate) on_reject: R,
 }
 
 /// Makes the response to a refused request.

@@ -8,7 +8,7 @@
 //!
 //! The feature `http`, on by default, adds refusals as responses, permits held by response bodies,
 //! and tenants taken from headers and request extensions. `reqwest` lets bodies of reqwest hold
-//! permits, and `reqwest-middleware` adds `TenantMiddleware`.
+//! permits, `reqwest-middleware` adds `TenantMiddleware`, and `tonic` adds refusals as gRPC statuses.
 //!
 //! # Examples
 //!
@@ -51,6 +51,8 @@ mod face;
 mod fair;
 mod future;
 mod gate;
+#[cfg(feature = "tonic")]
+mod grpc;
 mod home;
 #[cfg(feature = "http")]
 mod http;
@@ -117,6 +119,9 @@ pub use crate::{
 
 #[cfg(feature = "reqwest-middleware")]
 pub use crate::reqwest_middleware::TenantMiddleware;
+
+#[cfg(feature = "tonic")]
+pub use crate::grpc::Grpc;
 
 /// The examples of the README, compiled.
 #[cfg(all(doctest, feature = "http"))]
