@@ -17,7 +17,7 @@ pub trait Face<Req, Res, E>: Clone + sealed::Sealed {
     /// What the service fails with.
     type Error;
     /// What an admitted request takes along: its permit, and how it ends.
-    type Guard;
+    type Guard: Default;
 
     /// Prepares an admitted request; without a permit if it is not limited.
     #[doc(hidden)]
@@ -50,10 +50,12 @@ impl<Req, Res, E: Into<BoxError>> Face<Req, Res, E> for Errors {
     type Error = Error;
     type Guard = Option<Permit>;
 
+    #[inline]
     fn admit(&self, _: &mut Req, permit: Option<Permit>) -> Option<Permit> {
         permit
     }
 
+    #[inline]
     fn finish(permit: Option<Permit>, result: Result<Res, E>) -> Result<Res, Error> {
         if let Some(permit) = permit {
             permit.end(Ending::of(&result));

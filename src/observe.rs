@@ -96,6 +96,7 @@ pub enum Ending {
 
 impl Ending {
     /// How a request ends that is answered by `result`.
+    #[inline]
     pub(crate) fn of<T, E>(result: &Result<T, E>) -> Self {
         match result {
             Ok(_) => Self::Completed,
