@@ -47,6 +47,7 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     pub fn grpc(self) -> TenantConcurrencyLayer<K, X, Http<Grpc<R>>> {
         self.map_face(|face| Http {
             hold: face.hold,
+            policy: face.policy,
             share: face.share,
             on_reject: Grpc(face.on_reject),
         })

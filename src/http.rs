@@ -12,6 +12,7 @@ use crate::{
     layer::TenantConcurrencyLayer,
     observe::Ending,
     permit::Permit,
+    rate_limit,
     reject::{RejectReason, Rejected},
     shared_permit::{SharedPermit, Slot, end},
 };
@@ -45,6 +46,7 @@ impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
     pub fn http(self) -> TenantConcurrencyLayer<K, X, Http> {
         self.map_face(|Errors(())| Http {
             hold: Hold::default(),
+            policy: None,
             share: false,
             on_reject: Problem(()),
         })
@@ -106,6 +108,40 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
         })
     }
 
+    /// Tells callers their limit: adds `RateLimit-Policy` and `RateLimit` to responses, as
+    /// [draft-ietf-httpapi-ratelimit-headers](https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/)
+    /// has them, with the quota unit `concurrent-requests` and a policy called `name`.
+    ///
+    /// An admitted request is told the limit of its tenant and how many more requests it may have
+    /// in flight when the response begins; one that is refused for the limit, queue or wait of its
+    /// tenant is told that there are none, and when to come back. Other refusals, and requests that
+    /// are not limited, are told nothing. What the inner service says of policies of its own stays.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `name` is empty, or has quotes, backslashes or anything but printable ASCII.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{TenantConcurrencyLayer, header};
+    ///
+    /// let layer = TenantConcurrencyLayer::<String, _>::new(4, header("x-tenant-id"))
+    ///     .http()
+    ///     .rate_limit_headers("tenant"); // RateLimit: "tenant";r=3
+    /// ```
+    #[track_caller]
+    pub fn rate_limit_headers(self, name: &'static str) -> Self {
+        assert!(
+            rate_limit::is_name(name),
+            "the name of a rate limit policy is printable ASCII without quotes and backslashes"
+        );
+        self.map_face(|face| Http {
+            policy: Some(name),
+            ..face
+        })
+    }
+
     /// Answers refused requests with what `on_reject` makes of the refusal: a closure
     /// `Fn(&Rejected) -> http::Response<B>`, where `B` is the body of the inner service.
     ///
@@ -134,6 +170,7 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     {
         self.map_face(|face| Http {
             hold: face.hold,
+            policy: face.policy,
             share: face.share,
             on_reject,
         })
@@ -144,6 +181,7 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
 #[derive(Clone, Copy)]
 pub struct Http<R = Problem> {
     pub(crate) hold: Hold,
+    pub(crate) policy: Option<&'static str>,
     pub(crate) share: bool,
     pub(crate) on_reject: R,
 }
@@ -232,6 +270,14 @@ pub(crate) fn refusal<B>(
     response
 }
 
+/// What an admitted request takes along.
+#[derive(Debug, Default)]
+pub struct HttpGuard {
+    hold: Hold,
+    policy: Option<&'static str>,
+    slot: Option<Slot>,
+}
+
 impl<R> sealed::Sealed for Http<R> {}
 
 impl<R, Q, B, E> Face<Request<Q>, Response<B>, E> for Http<R>
@@ -241,28 +287,42 @@ where
 {
     type Response = Response<ResponseBody<B>>;
     type Error = E;
-    type Guard = (Hold, Option<Slot>);
+    type Guard = HttpGuard;
 
     fn admit(&self, req: &mut Request<Q>, permit: Option<Permit>) -> Self::Guard {
         let slot = permit.map(|permit| match self.share {
             true => share(req.extensions_mut(), permit),
             false => Slot::Sole(permit),
         });
-        (self.hold, slot)
+        HttpGuard {
+            hold: self.hold,
+            policy: self.policy,
+            slot,
+        }
     }
 
     fn finish(
-        (hold, mut slot): Self::Guard,
-        result: Result<Response<B>, E>,
+        mut guard: HttpGuard,
+        mut result: Result<Response<B>, E>,
     ) -> Result<Self::Response, E> {
-        if hold == Hold::Head {
-            end(slot.take(), Ending::of(&result));
+        if let (Some(policy), Ok(response)) = (guard.policy, &mut result) {
+            if let Some(permit) = guard.slot.as_ref().and_then(Slot::permit) {
+                let (limit, in_flight) = permit.figures();
+                rate_limit::admitted(response.headers_mut(), policy, limit, in_flight);
+            }
         }
-        held_by_body(result, slot)
+        if guard.hold == Hold::Head {
+            end(guard.slot.take(), Ending::of(&result));
+        }
+        held_by_body(result, guard.slot)
     }
 
     fn refuse(&self, req: &Request<Q>, rejected: Rejected) -> Result<Self::Response, E> {
-        Ok(refusal(&self.on_reject, req.headers(), rejected))
+        let mut response = refusal(&self.on_reject, req.headers(), rejected);
+        if let Some(policy) = self.policy {
+            rate_limit::refused(response.headers_mut(), policy, &rejected);
+        }
+        Ok(response)
     }
 
     fn fail(error: E) -> E {

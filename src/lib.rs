@@ -71,6 +71,8 @@ mod owners;
 mod permit;
 mod pool;
 mod queue;
+#[cfg(feature = "http")]
+mod rate_limit;
 mod reject;
 #[cfg(feature = "reqwest")]
 mod reqwest;

@@ -74,6 +74,13 @@ impl Permit {
         permit
     }
 
+    /// The limit of the tenant, and how many of its requests are in flight.
+    #[cfg(feature = "http")]
+    pub(crate) fn figures(&self) -> (usize, usize) {
+        let word = self.held.gate.word();
+        (word.limit(), word.in_flight())
+    }
+
     /// Takes a drop for a cancellation, unless the request is [ended](Self::end) before.
     #[inline]
     pub(crate) fn of_request(mut self) -> Self {

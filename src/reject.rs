@@ -48,6 +48,15 @@ impl RejectReason {
         }
     }
 
+    /// The tenant has it in its own hands.
+    #[cfg(feature = "http")]
+    pub(crate) const fn is_own(self) -> bool {
+        matches!(
+            self,
+            Self::AtLimit | Self::QueueFull | Self::WaitExpired | Self::Paused
+        )
+    }
+
     const fn sentence(self) -> &'static str {
         match self {
             Self::AtLimit => "the tenant has too many requests in flight",

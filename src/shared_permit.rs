@@ -46,7 +46,7 @@ impl fmt::Debug for SharedPermit {
 
 /// A permit that is shared, and how its request has ended, if it has.
 #[derive(Debug)]
-pub struct Lease {
+pub(crate) struct Lease {
     permit: Option<Permit>,
     ending: OnceLock<Ending>,
 }
@@ -62,9 +62,18 @@ impl Drop for Lease {
 /// What keeps the slot of a request until its response has ended.
 #[derive(Debug)]
 #[must_use = "dropping it gives the slot back, unless it is shared"]
-pub enum Slot {
+pub(crate) enum Slot {
     Sole(Permit),
     Shared(Arc<Lease>),
+}
+
+impl Slot {
+    pub(crate) fn permit(&self) -> Option<&Permit> {
+        match self {
+            Self::Sole(permit) => Some(permit),
+            Self::Shared(lease) => lease.permit.as_ref(),
+        }
+    }
 }
 
 /// Lets go of the slot of a request that has ended.
