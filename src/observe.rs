@@ -81,7 +81,7 @@ pub enum Event {
 }
 
 /// How an admitted request ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Ending {
     /// There was a response, and the body was read to its end if the slot was held for that long;
