@@ -75,6 +75,8 @@ impl Receiver {
     }
 
     fn router(self) -> Router {
+        let gate = self.gate.clone();
+        let brief = move |req: Request| gate.clone().pass(tenant_in(&req).unwrap());
         let enter = move |req: &Request| {
             let path = req.uri().path().to_owned();
             self.log.lock().unwrap().push(path);
@@ -134,6 +136,7 @@ impl Receiver {
         let busy = || ready((StatusCode::TOO_MANY_REQUESTS, "busy"));
         Router::new()
             .route("/work", any(work))
+            .route("/brief", get(brief))
             .route("/stream", get(stream))
             .route("/broken", get(broken))
             .route("/upload", any(upload))
