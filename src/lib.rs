@@ -62,6 +62,8 @@ mod key;
 mod layer;
 mod limiter;
 mod limits;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod missing;
 #[cfg(all(test, tenant_loom))]
 mod model;
@@ -88,6 +90,8 @@ mod sync;
 mod table;
 mod tenant;
 mod timer;
+#[cfg(feature = "tracing")]
+mod trace;
 mod waiter;
 mod word;
 
@@ -124,6 +128,12 @@ pub use crate::reqwest_middleware::TenantMiddleware;
 
 #[cfg(feature = "tonic")]
 pub use crate::grpc::Grpc;
+
+#[cfg(feature = "metrics")]
+pub use crate::metrics::{Metrics, TenantMetrics};
+
+#[cfg(feature = "tracing")]
+pub use crate::trace::Trace;
 
 /// The examples of the README, compiled.
 #[cfg(all(doctest, feature = "http"))]
