@@ -42,10 +42,10 @@ mod backoff;
 mod body;
 mod capacity;
 mod contain;
+mod drain;
 mod entry;
 mod error;
 mod evict;
-mod exceptions;
 mod exempt;
 mod face;
 mod fair;
@@ -62,6 +62,7 @@ mod key;
 mod layer;
 mod limiter;
 mod limits;
+mod live;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod missing;
@@ -69,6 +70,7 @@ mod missing;
 mod model;
 mod observe;
 mod overflow;
+mod overrides;
 mod owners;
 mod permit;
 mod pool;
@@ -81,6 +83,7 @@ mod reqwest;
 #[cfg(feature = "reqwest-middleware")]
 mod reqwest_middleware;
 mod service;
+mod settings;
 mod shared;
 #[cfg(feature = "http")]
 mod shared_permit;
@@ -109,9 +112,11 @@ pub use crate::{
     missing::MissingTenant,
     observe::{Ending, Event, Observer},
     overflow::Overflow,
+    overrides::Override,
     permit::Permit,
     reject::{RejectReason, Rejected},
     service::TenantConcurrency,
+    settings::{NoCapacity, Settings},
     stats::Stats,
 };
 

@@ -78,6 +78,18 @@ pub enum Event {
         /// How long it held the slot, if the observer [times holds](Observer::times_holds).
         held: Option<Duration>,
     },
+    /// The limit of a tenant was set, cleared, or overruled by a pause; without a tenant, the limit
+    /// of all that have none of their own.
+    LimitChanged {
+        /// The limit that was set, 0 for a pause. `None` if it was cleared, so that the limit of
+        /// all applies, or if that of all is worked out by a function.
+        limit: Option<usize>,
+    },
+    /// The capacity that all tenants share was set.
+    CapacityChanged {
+        /// How many requests may be in flight.
+        slots: usize,
+    },
 }
 
 /// How an admitted request ended.

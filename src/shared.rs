@@ -9,7 +9,6 @@ use std::{
 use crate::{
     capacity::Capacity,
     entry::{Counts, Entry, Extra, Held, Tracked},
-    exceptions::Exceptions,
     home::Home,
     limits::{Draft, LimitBook, Limits},
     observe::Event,
@@ -28,7 +27,6 @@ pub(crate) struct Shared<K> {
     pub(crate) sweeper: Sweeper,
     pub(crate) limits: LimitBook<K>,
     pub(crate) capacity: OnceLock<Common<K>>,
-    pub(crate) weights: Exceptions<K>,
     // Whether the requests of each tenant are counted.
     pub(crate) counts: AtomicBool,
     // The requests that name no tenant. Not in the table: no tenant can be called like it. Made
@@ -54,7 +52,6 @@ impl<K> Shared<K> {
             sweeper: Sweeper::new(),
             limits: LimitBook::new(limits),
             capacity: OnceLock::new(),
-            weights: Exceptions::new(),
             counts: AtomicBool::new(false),
             nameless: OnceLock::new(),
             nameless_limit: AtomicUsize::new(0),
@@ -102,7 +99,7 @@ impl<K> Shared<K> {
         Entry::new(Extra { share, counts }, sync::Arc::clone(&self.home))
     }
 
-    /// Without a weight of its own, which [`update_weight`](Self::update_weight) gives.
+    /// Without a weight of its own, which [`update_own_weight`](Self::update_own_weight) gives.
     fn share_of(&self, tenant: &K) -> Option<Share<Held>> {
         let common = self.capacity.get()?;
         let weight = common.capacity.weight_of(tenant);
@@ -112,18 +109,40 @@ impl<K> Shared<K> {
 
     /// Puts the weight in force that the tenant has for itself, if any. `false` if it has changed
     /// meanwhile.
-    pub(crate) fn update_weight(&self, tracked: &Tracked<K>) -> bool
+    fn update_own_weight(&self, tracked: &Tracked<K>) -> bool
     where
         K: Hash + Eq,
     {
         let edition = self.limits.edition();
-        let own = |tenant: &K| self.weights.get(tenant);
+        let own = |tenant: &K| self.limits.overrides.get(tenant).weight;
         let (Some(share), Some(weight)) =
             (tracked.entry.share(), tracked.tenant.key().and_then(own))
         else {
             return true;
         };
         share.set_weight(weight, || self.limits.edition() == edition)
+    }
+
+    /// Puts the weight in force that a tenant has now.
+    pub(crate) fn update_weight(&self, tracked: &Tracked<K>)
+    where
+        K: Hash + Eq,
+    {
+        let (Some(share), Some(tenant)) = (tracked.entry.share(), tracked.tenant.key()) else {
+            return;
+        };
+        let mut common = None;
+        loop {
+            let edition = self.limits.edition();
+            let own = self.limits.overrides.get(tenant).weight;
+            let weight = own.unwrap_or_else(|| {
+                let weigh = |common: &Common<K>| common.capacity.weight_of(tenant);
+                *common.get_or_insert_with(|| self.capacity.get().map_or(1, weigh))
+            });
+            if share.set_weight(weight, || self.limits.edition() == edition) {
+                return;
+            }
+        }
     }
 
     pub(crate) fn get<Q>(&self, tenant: &Q) -> Option<Arc<Tracked<K>>>
@@ -151,7 +170,7 @@ impl<K> Shared<K> {
             }
             let limit = self.limits.of(&new.tenant, &mut draft);
             new.entry.set_limit(limit, || true);
-            self.update_weight(&new);
+            self.update_own_weight(&new);
             match self.table.add(&new, || self.limits.edition() == edition) {
                 Added::Tracked(tracked) => {
                     if Arc::ptr_eq(&tracked, &new) {
@@ -164,16 +183,6 @@ impl<K> Shared<K> {
                 }
                 Added::Stale => {}
             }
-        }
-    }
-
-    pub(crate) fn update_limit_of<Q>(&self, tenant: &Q)
-    where
-        K: Borrow<Q> + Hash + Eq,
-        Q: Hash + Eq + ?Sized,
-    {
-        if let Some(tracked) = self.get(tenant) {
-            self.update_limit(&tracked);
         }
     }
 
