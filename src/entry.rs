@@ -194,6 +194,13 @@ impl Entry {
             .with_retry_after(self.refusals.refuse(|| self.home.second()))
     }
 
+    /// How long the tenant has been idle at `now`, if a sweep has found it so.
+    pub(crate) fn idle_for(&self, now: u64) -> Option<Duration> {
+        let since = self.idle_since.load(Ordering::Relaxed);
+        let known = !self.is_busy() && (1..=now).contains(&since);
+        known.then(|| Duration::from_nanos(now - since))
+    }
+
     /// Whether a tenant that nobody holds was idle for all of `ttl`, up to sweep time `now`.
     ///
     /// The idle time counts from the first sweep after the last release, so that a release need

@@ -189,6 +189,14 @@ impl Gate {
         self.expel(self.lock(), Word::closed)
     }
 
+    /// Since when the oldest waiter waits.
+    pub(crate) fn oldest(&self) -> Option<u64> {
+        match self.word().waiting() {
+            0 => None,
+            _ => Some(self.lock().iter().next()?.since),
+        }
+    }
+
     /// Asks that the last [`leave`](Self::leave) tell. `false` if nothing is in flight now.
     pub(crate) fn watch(&self) -> bool {
         self.update(|word| (!word.is_idle()).then(|| word.watched()))

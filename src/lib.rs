@@ -58,6 +58,8 @@ mod home;
 mod http;
 #[cfg(feature = "http")]
 mod http_key;
+#[cfg(feature = "inspect")]
+mod inspect;
 mod key;
 mod layer;
 mod limiter;
@@ -87,6 +89,7 @@ mod settings;
 mod shared;
 #[cfg(feature = "http")]
 mod shared_permit;
+mod snapshot;
 mod stats;
 mod sweeper;
 mod sync;
@@ -117,6 +120,7 @@ pub use crate::{
     reject::{RejectReason, Rejected},
     service::TenantConcurrency,
     settings::{NoCapacity, Settings},
+    snapshot::{Column, Snapshot, TenantSnapshot},
     stats::Stats,
 };
 
@@ -139,6 +143,9 @@ pub use crate::metrics::{Metrics, TenantMetrics};
 
 #[cfg(feature = "tracing")]
 pub use crate::trace::Trace;
+
+#[cfg(feature = "inspect")]
+pub use crate::inspect::{Inspect, InspectFuture};
 
 /// The examples of the README, compiled.
 #[cfg(all(doctest, feature = "http"))]

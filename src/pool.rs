@@ -260,6 +260,14 @@ impl<T: Ticket> Share<T> {
         }
     }
 
+    pub(crate) fn weight(&self) -> u32 {
+        clamp(self.weight.load(Ordering::Relaxed)).max(1)
+    }
+
+    pub(crate) fn owner(&self) -> Option<&sync::Arc<Owner>> {
+        self.owner.as_ref()
+    }
+
     /// Takes both slots, or neither. One exchange more than without a pool if nobody waits.
     pub(crate) fn try_enter(&self, gate: &Gate, places: usize) -> Answer {
         if gate.word().admits_own() && self.pool.try_take() {

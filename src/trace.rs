@@ -2,17 +2,19 @@
 
 use std::{fmt, time::Duration};
 
-use tracing::{Span, debug, trace};
+use tracing::{Span, debug, info, trace};
 
 use crate::observe::{Event, Observer};
 
-/// Tells `tracing` of refusals and waits, at the level `DEBUG` and under the target `tower_tenant`.
+/// Tells `tracing` of refusals, waits and new limits, at `DEBUG` unless said below, under the target `tower_tenant`.
 ///
 /// | event | fields |
 /// |---|---|
 /// | `request refused` | `reason`, `limit`, `in_flight`, `waiting`, `retry_after`, `waited_ms` |
 /// | `request waited` | `waited_ms` |
 /// | `request left the queue` | `waited_ms` |
+/// | `limit changed`, at `INFO` | `limit`: without it, that for all or a function; without a tenant, for all |
+/// | `capacity changed`, at `INFO` | `capacity` |
 /// | `tenant evicted`, at `TRACE` | |
 ///
 /// How long a request waited is also recorded in the field `queue_wait_ms` of the current span, if
@@ -98,6 +100,17 @@ impl<K: 'static> Observer<K> for Trace<K> {
                 target: "tower_tenant",
                 tenant = self.name(tenant),
                 "tenant evicted"
+            ),
+            Event::LimitChanged { limit } => info!(
+                target: "tower_tenant",
+                tenant = self.name(tenant),
+                limit,
+                "limit changed"
+            ),
+            Event::CapacityChanged { slots } => info!(
+                target: "tower_tenant",
+                capacity = slots,
+                "capacity changed"
             ),
             _ => {}
         }

@@ -143,3 +143,25 @@ fn a_flood_writes_no_line_at_the_usual_level() {
     });
     assert_eq!(lines.take(), "");
 }
+
+#[test]
+fn changes_of_limits_are_told_at_the_usual_level() {
+    let lines = Lines::default();
+    lines.of(Level::INFO, || {
+        let trace = Trace::new().tenant(|tenant: &String| tenant.clone());
+        let limiter = limiter(trace).capacity(8);
+        limiter.set_limit("acme", 2);
+        limiter.set_limits(3);
+        limiter.set_capacity(9);
+    });
+    let told = lines.take();
+    let told: Vec<_> = told.lines().map(str::trim_start).collect();
+    assert_eq!(
+        told,
+        [
+            "INFO tower_tenant: limit changed tenant=\"acme\" limit=2",
+            "INFO tower_tenant: limit changed limit=3",
+            "INFO tower_tenant: capacity changed capacity=9",
+        ]
+    );
+}
