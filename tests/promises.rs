@@ -10,7 +10,7 @@ use static_assertions::{assert_impl_all, assert_not_impl_any};
 use tower::util::BoxCloneSyncService;
 use tower_tenant::{
     BodyErrors, Error, Errors, Evictor, Exempt, FromExtension, FromHeader, Http, Limits,
-    MissingTenant, NoTenant, Overflow, Permit, Problem, RejectReason, Rejected, ResponseBody,
+    MissingTenant, NoTenant, Overflow, Permit, RejectReason, Rejected, ResponseBody,
     ResponseFuture, SharedPermit, Stats, TenantConcurrency, TenantConcurrencyLayer, TenantLimiter,
     header,
 };
@@ -39,8 +39,6 @@ assert_impl_all!(FromExtension<String>: Send, Sync, Clone, Debug);
 assert_impl_all!(Exempt<FromHeader, fn(&Request<Body>) -> bool>: Send, Sync, Clone, Debug);
 assert_impl_all!(Layer<Errors>: Send, Sync, Unpin, Clone, Debug);
 assert_impl_all!(Layer<Http>: Send, Sync, Unpin, Clone, Debug);
-#[cfg(feature = "tonic")]
-assert_impl_all!(Layer<Http<tower_tenant::Grpc<Problem>>>: Send, Sync, Unpin, Clone, Debug);
 #[cfg(feature = "tonic")]
 assert_impl_all!(tonic::Status: From<Rejected>);
 assert_impl_all!(Layer<BodyErrors>: Send, Sync, Unpin, Clone, Debug);
