@@ -175,6 +175,18 @@ async fn a_layer_below_a_late_state_is_one_limit() {
 
 // CO2
 #[tokio::test]
+async fn a_layer_above_an_early_state_is_one_limit() {
+    let (gate, layer) = (Gate::shut(), shedding(2));
+    let router = Router::new()
+        .route("/work", get(pass_by_state))
+        .route("/other", get(pass_by_state))
+        .with_state(gate.clone())
+        .layer(layer.clone());
+    two_of_ten_run(router, &layer, &gate, &["/work", "/other"]).await;
+}
+
+// CO2
+#[tokio::test]
 async fn a_service_behind_the_layer_and_a_fallback_are_one_limit() {
     let (gate, layer) = (Gate::shut(), shedding(2));
     let service = layer.layer(routes(&gate));
@@ -786,13 +798,16 @@ async fn a_response_made_by_on_reject_replaces_ours_and_is_marked() {
 
 // CO4
 #[tokio::test]
-async fn preflights_and_refusals_go_through_cors_outside() {
-    for version in VERSIONS {
+async fn preflights_and_refusals_go_through_cors_outside_of_either_tower_http() {
+    type Outside = fn(Router) -> Router;
+    let outsides: [Outside; 2] = [
+        |router| router.layer(CorsLayer::permissive()),
+        |router| router.layer(tower_http_06::cors::CorsLayer::permissive()),
+    ];
+    for (version, outside) in VERSIONS.into_iter().zip(outsides) {
         let layer = shedding(1);
         let gate = Gate::shut();
-        let router = routes(&gate)
-            .layer(layer.clone())
-            .layer(CorsLayer::permissive());
+        let router = outside(routes(&gate).layer(layer.clone()));
         let addr = serve(router).await;
         let held = layer.limiter().try_acquire(&"T").unwrap();
         let mut client = Client::connect(addr, version).await;
