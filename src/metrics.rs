@@ -147,7 +147,7 @@ impl<K> Observer<K> for Metrics {
                 self.cancelled_in_queue.increment(1);
             }
             Event::Released { ending, held } => self.released(ending, held),
-            Event::LimitChanged { .. } | Event::CapacityChanged { .. } => {}
+            Event::LimitChanged { .. } | Event::CapacityChanged { .. } | Event::EvictorStopped => {}
         }
     }
 

@@ -52,6 +52,9 @@ pub enum Event {
     Tracked,
     /// The tenant was idle and is not tracked any more.
     Evicted,
+    /// The task that evicts idle tenants has ended and will not be started again, since the runtime
+    /// it was started on has no time driver; see [`Evictor`](crate::Evictor).
+    EvictorStopped,
     /// A request starts to wait.
     Queued,
     /// A request was admitted.

@@ -212,6 +212,10 @@ impl<K: Send + Sync + 'static> Sweep for Shared<K> {
         self.table.len() == 0
     }
 
+    fn give_up(&self) {
+        self.home.tell(&Nameless, Event::EvictorStopped);
+    }
+
     fn shards(&self) -> usize {
         self.table.shards()
     }

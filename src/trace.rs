@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use tracing::{Span, debug, info, trace};
+use tracing::{Span, debug, info, trace, warn};
 
 use crate::observe::{Event, Observer};
 
@@ -16,6 +16,7 @@ use crate::observe::{Event, Observer};
 /// | `limit changed`, at `INFO` | `limit`: without it, that for all or a function; without a tenant, for all |
 /// | `capacity changed`, at `INFO` | `capacity` |
 /// | `tenant evicted`, at `TRACE` | |
+/// | `idle tenants are not evicted`, at `WARN` | |
 ///
 /// How long a request waited is also recorded in the field `queue_wait_ms` of the current span, if
 /// the span was made with such a field. A flood is a line for each refusal, for whoever asks for
@@ -111,6 +112,10 @@ impl<K: 'static> Observer<K> for Trace<K> {
                 target: "tower_tenant",
                 capacity = slots,
                 "capacity changed"
+            ),
+            Event::EvictorStopped => warn!(
+                target: "tower_tenant",
+                "idle tenants are not evicted: the runtime has no time driver"
             ),
             _ => {}
         }

@@ -145,6 +145,25 @@ fn a_flood_writes_no_line_at_the_usual_level() {
 }
 
 #[test]
+fn an_evictor_that_cannot_run_is_a_warning() {
+    let lines = Lines::default();
+    lines.of(Level::WARN, || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        let limiter = TenantLimiter::<String>::new(1).observer(Trace::new());
+        runtime.block_on(async {
+            drop(limiter.try_acquire("acme"));
+            tokio::task::yield_now().await;
+        });
+    });
+    assert_eq!(
+        lines.take().trim(),
+        "WARN tower_tenant: idle tenants are not evicted: the runtime has no time driver"
+    );
+}
+
+#[test]
 fn changes_of_limits_are_told_at_the_usual_level() {
     let lines = Lines::default();
     lines.of(Level::INFO, || {
