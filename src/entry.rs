@@ -1,5 +1,8 @@
 //! What is kept of one tenant, and the handle that keeps it alive.
 
+#[cfg(all(test, not(tenant_loom)))]
+mod tests;
+
 use std::{any::Any, fmt, ops::Deref, sync, task::Waker, time::Duration};
 
 use crate::{

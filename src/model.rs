@@ -402,7 +402,7 @@ fn a_gate_is_not_idle_while_a_waiter_is_owed_its_slot() {
     explore(|| {
         let gate = Arc::new(Gate::new(1, false));
         assert!(gate.try_enter().is_ok());
-        let joined = gate.join(1, Waker::noop());
+        let joined = gate.join(1, Waker::noop(), 0);
         assert!(matches!(joined, Joined::Waiting(_)));
         let release = {
             let gate = gate.clone();

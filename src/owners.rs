@@ -8,7 +8,7 @@ use std::{
 use ahash::RandomState;
 use hashbrown::HashTable;
 
-use crate::{contain::contain, pool::Owner};
+use crate::{pool::Owner, tenant::Tenant};
 
 /// A table with less capacity is not worth shrinking.
 const KEPT_CAPACITY: usize = 64;
@@ -21,7 +21,8 @@ pub(crate) struct OwnerBook<O> {
 
 struct Known<O> {
     hash: u64,
-    id: O,
+    // Dropped like the key of a tenant: contained.
+    id: Tenant<O>,
     owner: Weak<Owner>,
 }
 
@@ -41,11 +42,12 @@ impl<O: Hash + Eq + Send + 'static> OwnerBook<O> {
 
     /// The owner that is called `id`.
     pub(crate) fn get(self: &Arc<Self>, id: O) -> Arc<Owner> {
-        let hash = self.hasher.hash_one(&id);
+        let id = Tenant::new(id);
+        let hash = self.hasher.hash_one(id.key());
         let book = Arc::downgrade(self);
         let new = Owner::new(Lease { book, hash });
         let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = |known: &Known<O>| known.hash == hash && known.id == id;
+        let same = |known: &Known<O>| known.hash == hash && known.id.key() == id.key();
         if let Some(known) = owners.find_mut(hash, same) {
             let owner = known.owner.upgrade().unwrap_or_else(|| {
                 known.owner = Arc::downgrade(&new);
@@ -77,7 +79,7 @@ impl<O> OwnerBook<O> {
             owners.shrink_to(kept, |known| known.hash);
         }
         drop(owners);
-        contain(|| drop(forgotten));
+        drop(forgotten);
     }
 }
 

@@ -7,6 +7,7 @@
 use std::{fmt, sync, task::Waker};
 
 use crate::{
+    contain::contain,
     fair::{Fair, Id},
     gate::{Gate, Joined},
     home::Home,
@@ -48,6 +49,10 @@ impl Level {
 
     fn entered(self) -> Self {
         Self(self.0 + 1)
+    }
+
+    fn left(self) -> Self {
+        Self(self.0 - 1)
     }
 
     fn with_capacity(self, capacity: usize) -> Self {
@@ -136,6 +141,12 @@ impl<T: Ticket> Pool<T> {
         Level(self.level.load(Ordering::Acquire))
     }
 
+    /// Nobody waits, and nothing is left of anybody who did.
+    #[cfg(all(test, not(tenant_loom)))]
+    pub(crate) fn is_calm(&self) -> bool {
+        !self.level().is_crowded() && lock(&self.line).fair.is_empty()
+    }
+
     /// How many wait.
     pub(crate) fn waiting(&self) -> usize {
         lock(&self.line).waiting
@@ -203,6 +214,11 @@ impl<T: Ticket> Pool<T> {
     /// Takes a slot on behalf of whoever holds the lock of the line.
     fn take(&self) -> bool {
         self.update(|level| level.has_room().then(|| level.entered()))
+    }
+
+    /// Gives a slot back if nobody waits.
+    fn give_back_in_passing(&self) -> bool {
+        self.update(|level| (!level.is_crowded()).then(|| level.left()))
     }
 
     fn give_back(&self) -> Level {
@@ -280,7 +296,7 @@ impl<T: Ticket> Share<T> {
             let mut line = lock(&self.pool.line);
             match self.decide(&mut line, gate) {
                 Verdict::Entered => return Answer::Entered,
-                Verdict::Waits(word) if word.has_room() && !word.is_closed() => {
+                Verdict::Waits(word) if word.has_room() => {
                     return Answer::AtCapacity(word);
                 }
                 Verdict::Waits(word) => return Answer::Full(word),
@@ -300,6 +316,9 @@ impl<T: Ticket> Share<T> {
             match self.decide(&mut line, gate) {
                 Verdict::Entered => {
                     self.pool.calm(&mut line);
+                    drop(line);
+                    // Should its drop panic, the slots must not be lost.
+                    contain(|| drop(waker));
                     return Joined::Entered;
                 }
                 Verdict::Waits(word) if word.refuses(places) || word.waiting() >= places => {
@@ -400,10 +419,15 @@ impl<T: Ticket> Share<T> {
         if let Some(owner) = &self.owner {
             owner.running.fetch_sub(1, Ordering::AcqRel);
         }
-        if self.pool.give_back().is_crowded() {
-            self.sync(&mut lock(&self.pool.line), gate, self.pool.home.now());
-            self.pool.serve();
+        if self.pool.give_back_in_passing() {
+            return;
         }
+        // Under the lock, so that no newcomer takes the slot before the line knows of it.
+        let mut line = lock(&self.pool.line);
+        self.pool.give_back();
+        self.sync(&mut line, gate, self.pool.home.now());
+        drop(line);
+        self.pool.serve();
     }
 
     /// Takes `waiter` out of the line. `false` if its wait is already decided.

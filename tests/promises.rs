@@ -9,9 +9,10 @@ use http::{Request, Response};
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 use tower::util::BoxCloneSyncService;
 use tower_tenant::{
-    BodyErrors, Error, Errors, Evictor, FromExtension, FromHeader, Http, Limits, MissingTenant,
-    NoTenant, Overflow, Permit, RejectReason, Rejected, ResponseBody, ResponseFuture, Stats,
-    TenantConcurrency, TenantConcurrencyLayer, TenantLimiter, header,
+    BodyErrors, Error, Errors, Evictor, Exempt, FromExtension, FromHeader, Http, Limits,
+    MissingTenant, NoTenant, Overflow, Permit, RejectReason, Rejected, ResponseBody,
+    ResponseFuture, SharedPermit, Stats, TenantConcurrency, TenantConcurrencyLayer, TenantLimiter,
+    header,
 };
 
 type Inner = BoxCloneSyncService<Request<Body>, Response<Body>, tower::BoxError>;
@@ -21,6 +22,7 @@ type Future<F> = ResponseFuture<Inner, Request<Body>, F>;
 
 assert_impl_all!(Permit: Send, Sync, Unpin, Debug);
 assert_not_impl_any!(Permit: Clone);
+assert_impl_all!(SharedPermit: Send, Sync, Unpin, Clone, Debug);
 assert_impl_all!(TenantLimiter<String>: Send, Sync, Unpin, Clone, Debug, Default);
 assert_impl_all!(Limits<String>: Send, Sync, Clone, Debug);
 assert_impl_all!(Stats: Send, Sync, Copy, Debug);
@@ -34,8 +36,11 @@ assert_impl_all!(Error: Send, Sync, Debug, Into<tower::BoxError>, Into<Box<dyn s
 assert_not_impl_any!(Error: std::error::Error);
 assert_impl_all!(FromHeader: Send, Sync, Clone, Debug);
 assert_impl_all!(FromExtension<String>: Send, Sync, Clone, Debug);
+assert_impl_all!(Exempt<FromHeader, fn(&Request<Body>) -> bool>: Send, Sync, Clone, Debug);
 assert_impl_all!(Layer<Errors>: Send, Sync, Unpin, Clone, Debug);
 assert_impl_all!(Layer<Http>: Send, Sync, Unpin, Clone, Debug);
+#[cfg(feature = "tonic")]
+assert_impl_all!(tonic::Status: From<Rejected>);
 assert_impl_all!(Layer<BodyErrors>: Send, Sync, Unpin, Clone, Debug);
 assert_impl_all!(Service<Errors>: Send, Sync, Clone, Debug);
 assert_impl_all!(Service<Http>: Send, Sync, Clone, Debug);

@@ -41,7 +41,7 @@ use tokio::{
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, util::BoxCloneSyncService};
 use tower_http::cors::CorsLayer;
 use tower_tenant::{
-    Hold, Http, MissingTenant, Overflow, Rejected, TenantConcurrencyLayer, header as tenant_header,
+    Hold, Http, Overflow, Rejected, TenantConcurrencyLayer, header as tenant_header,
 };
 use wire::{Answer, Client, VERSIONS, Version, listen, request, serve, tenant_in};
 
@@ -170,6 +170,18 @@ async fn a_layer_below_a_late_state_is_one_limit() {
         .route("/other", get(pass_by_state))
         .layer(layer.clone())
         .with_state(gate.clone());
+    two_of_ten_run(router, &layer, &gate, &["/work", "/other"]).await;
+}
+
+// CO2
+#[tokio::test]
+async fn a_layer_above_an_early_state_is_one_limit() {
+    let (gate, layer) = (Gate::shut(), shedding(2));
+    let router = Router::new()
+        .route("/work", get(pass_by_state))
+        .route("/other", get(pass_by_state))
+        .with_state(gate.clone())
+        .layer(layer.clone());
     two_of_ten_run(router, &layer, &gate, &["/work", "/other"]).await;
 }
 
@@ -412,76 +424,6 @@ async fn with_hold_head_bodies_stream_without_a_slot() {
             drop(stream);
             assert_eq!(Answer::of(response).await.unwrap().body, "tick");
         }
-    }
-}
-
-/// Opens four event streams of T, and tells the status of a request to `/work` beside them.
-async fn work_beside_four_streams(
-    router: Router,
-    mut opened: mpsc::UnboundedReceiver<Stream>,
-    version: Version,
-) -> StatusCode {
-    let addr = serve(router).await;
-    let mut open = Vec::new();
-    for _ in 0..4 {
-        let mut client = Client::connect(addr, version).await;
-        let response = client.get("/events", "T").await.unwrap();
-        assert_eq!(response.status(), StatusCode::OK);
-        open.push((client, response, soon(opened.recv()).await.unwrap()));
-    }
-    let status = wire::get(addr, version, "/work", "T").await.status;
-    for (_, response, stream) in open {
-        drop(stream);
-        assert_eq!(Answer::of(response).await.unwrap().body, "");
-    }
-    status
-}
-
-// LT3
-#[tokio::test]
-async fn streams_use_the_slots_of_the_limiter_they_share() {
-    for version in VERSIONS {
-        let layer = shedding(4);
-        let (events, opened) = events();
-        let router = events.merge(routes(&Gate::open())).layer(layer.clone());
-        let status = work_beside_four_streams(router, opened, version).await;
-        assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
-        probe(layer.limiter(), "T", 4, 0);
-    }
-}
-
-// LT3
-#[tokio::test]
-async fn streams_with_a_limiter_of_their_own_leave_other_requests_alone() {
-    for version in VERSIONS {
-        let (for_events, for_work) = (shedding(4), shedding(4));
-        let (events, opened) = events();
-        let router = events
-            .route_layer(for_events.clone())
-            .merge(routes(&Gate::open()).route_layer(for_work.clone()));
-        let status = work_beside_four_streams(router, opened, version).await;
-        assert_eq!(status, StatusCode::OK);
-        probe(for_events.limiter(), "T", 4, 0);
-        probe(for_work.limiter(), "T", 4, 0);
-    }
-}
-
-// LT3
-#[tokio::test]
-async fn exempt_streams_leave_other_requests_alone() {
-    fn all_but_events(req: &Request<Body>) -> Option<Tenant> {
-        tenant_in(req).filter(|_| req.uri().path() != "/events")
-    }
-    for version in VERSIONS {
-        let layer = TenantConcurrencyLayer::new(1, all_but_events as Extract)
-            .missing(MissingTenant::Bypass)
-            .http();
-        let (events, opened) = events();
-        let router = events.merge(routes(&Gate::open())).layer(layer.clone());
-        let status = work_beside_four_streams(router, opened, version).await;
-        assert_eq!(status, StatusCode::OK);
-        assert_eq!(layer.limiter().bypassed(), 4);
-        probe(layer.limiter(), "T", 1, 0);
     }
 }
 
@@ -856,13 +798,16 @@ async fn a_response_made_by_on_reject_replaces_ours_and_is_marked() {
 
 // CO4
 #[tokio::test]
-async fn preflights_and_refusals_go_through_cors_outside() {
-    for version in VERSIONS {
+async fn preflights_and_refusals_go_through_cors_outside_of_either_tower_http() {
+    type Outside = fn(Router) -> Router;
+    let outsides: [Outside; 2] = [
+        |router| router.layer(CorsLayer::permissive()),
+        |router| router.layer(tower_http_06::cors::CorsLayer::permissive()),
+    ];
+    for (version, outside) in VERSIONS.into_iter().zip(outsides) {
         let layer = shedding(1);
         let gate = Gate::shut();
-        let router = routes(&gate)
-            .layer(layer.clone())
-            .layer(CorsLayer::permissive());
+        let router = outside(routes(&gate).layer(layer.clone()));
         let addr = serve(router).await;
         let held = layer.limiter().try_acquire(&"T").unwrap();
         let mut client = Client::connect(addr, version).await;
