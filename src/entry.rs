@@ -15,7 +15,7 @@ use crate::{
     sync::{Arc, AtomicU64, Ordering},
     tenant::Tenant,
     waiter::Waiter,
-    word::Word,
+    word::{Rule, Word},
 };
 
 /// The state of one tenant.
@@ -81,6 +81,25 @@ impl Entry {
             Err(word) if word.refuses(places) => Err(self.refuse(places, word)),
             Err(_) => Ok(false),
         }
+    }
+
+    /// Takes a slot whatever the limits, if they are only pretended, and tells what would have become
+    /// of a request that may take one of `places` to wait: nothing if it would have entered.
+    pub(crate) fn enter_dry(&self, places: usize) -> Option<Option<Event>> {
+        let word = self.gate.enter_dry()?;
+        let had_room = self.share().is_none_or(|share| share.enter_dry(&self.gate));
+        Some(self.pretend(places, word, had_room))
+    }
+
+    fn pretend(&self, places: usize, word: Word, had_room: bool) -> Option<Event> {
+        let beyond = word.in_flight().checked_sub(word.limit());
+        let rejected = match beyond {
+            None if had_room => return None,
+            None if places == 0 => self.reject(RejectReason::AtCapacity, word),
+            Some(beyond) if word.limit() == 0 || beyond >= places => self.refuse(places, word),
+            _ => return Some(Event::WouldQueue),
+        };
+        Some(Event::WouldRefuse { rejected })
     }
 
     /// The refusal of a request that finds neither room nor one of `places` to wait, if that is so
@@ -157,13 +176,14 @@ impl Entry {
     /// Changes the limit if `still` holds under the lock that every waiter passes.
     ///
     /// A cut takes effect as requests leave, before any waiter enters. 0 refuses all who wait.
-    pub(crate) fn set_limit(&self, limit: usize, still: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn set_limit(&self, rule: impl Into<Rule>, still: impl FnOnce() -> bool) -> bool {
+        let rule = rule.into();
         if let Some(share) = self.share() {
-            let set = share.set_limit(&self.gate, limit, still);
+            let set = share.set_limit(&self.gate, rule, still);
             self.tell_if_idle();
             return set;
         }
-        let Some(refused) = self.gate.set_limit(limit, still) else {
+        let Some(refused) = self.gate.set_limit(rule, still) else {
             return false;
         };
         refused.wake();

@@ -14,7 +14,7 @@ use crate::{
     entry::{Entry, Tracked},
     evict::Evictor,
     limits::Limits,
-    observe::{Observer, Watch},
+    observe::{Event, Observer, Watch},
     overflow::Overflow,
     permit::Permit,
     pool::Pool,
@@ -245,9 +245,15 @@ impl<K> TenantLimiter<K> {
         }
     }
 
-    /// Refuses a request that names no tenant.
-    pub(crate) fn refuse_nameless(&self, why: RejectReason) -> Rejected {
-        self.shared.home.refuse(Rejected::new(why), &Nameless)
+    /// Refuses a request that names no tenant, unless in a dry run.
+    pub(crate) fn refuse_nameless(&self, why: RejectReason) -> Result<(), Rejected> {
+        let rejected = Rejected::new(why);
+        if self.shared.limits.is_dry() && !self.is_closed() {
+            let event = Event::WouldRefuse { rejected };
+            self.shared.home.tell(&Nameless, event);
+            return Ok(());
+        }
+        Err(self.shared.home.refuse(rejected, &Nameless))
     }
 
     /// Lets a request pass unlimited, unless the limiter is closed.

@@ -4,9 +4,9 @@ use std::{fmt, hash::Hash, sync};
 
 use crate::{
     overrides::{Change, Known, Overrides, changes},
-    sync::{AtomicU64, Ordering, RwLock, read, write},
+    sync::{AtomicBool, AtomicU64, Ordering, RwLock, read, write},
     tenant::Tenant,
-    word,
+    word::{self, Rule},
 };
 
 /// The limit of each tenant: one number for all, or a function of the tenant.
@@ -92,6 +92,7 @@ pub(crate) struct LimitBook<K> {
     edition: AtomicU64,
     // Raised when the limits for all are replaced: only then is their function asked again.
     issue: AtomicU64,
+    dry: AtomicBool,
 }
 
 /// What the limits for all say of one tenant, and which issue of them.
@@ -105,6 +106,7 @@ impl<K> LimitBook<K> {
             overrides: Overrides::new(),
             edition: AtomicU64::new(0),
             issue: AtomicU64::new(0),
+            dry: AtomicBool::new(false),
         }
     }
 
@@ -141,16 +143,32 @@ impl<K> LimitBook<K> {
         changes(&old, &kept)
     }
 
-    /// The limit of a tenant. The draft is that of an earlier attempt, or empty.
-    pub(crate) fn of(&self, tenant: &Tenant<K>, draft: &mut Draft) -> usize
+    /// Lets limits be pretended only, of all tenants that have nothing of that kind themselves.
+    pub(crate) fn set_dry(&self, dry: bool) {
+        self.dry.store(dry, Ordering::Release);
+        self.raise_edition();
+    }
+
+    pub(crate) fn is_dry(&self) -> bool {
+        self.dry.load(Ordering::Acquire)
+    }
+
+    /// The limit of a tenant, and whether it is pretended. The draft is that of an earlier attempt,
+    /// or empty.
+    pub(crate) fn of(&self, tenant: &Tenant<K>, draft: &mut Draft) -> Rule
     where
         K: Hash + Eq,
     {
-        let Some(tenant) = tenant.key() else { return 0 };
+        let Some(tenant) = tenant.key() else {
+            return 0.into();
+        };
         let own = self.overrides.get(tenant);
-        own.limit_in_force()
-            .unwrap_or_else(|| self.common(tenant, draft))
-            .min(word::MAX)
+        let limit = own.limit_in_force();
+        let limit = limit.unwrap_or_else(|| self.common(tenant, draft));
+        Rule {
+            limit: limit.min(word::MAX),
+            dry: own.dry_run.unwrap_or_else(|| self.is_dry()),
+        }
     }
 
     fn common(&self, tenant: &K, draft: &mut Draft) -> usize {

@@ -10,7 +10,7 @@ use crate::{
     observe::Event,
     overrides::{Change, Override},
     settings::{NoCapacity, Settings},
-    sync::Arc,
+    sync::{Arc, Ordering},
     tenant::{Nameless, Tenant},
 };
 
@@ -131,6 +131,69 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         }
     }
 
+    /// Lets the limits of all tenants that have nothing of that kind [themselves](Self::set_dry_run_of)
+    /// be pretended only, or meant again.
+    ///
+    /// In a dry run nothing is refused and nothing waits: what would have been refused or would have
+    /// waited is told to the [`Observer`](crate::Observer), counted by
+    /// [`would_have_refused`](Self::would_have_refused), and admitted, whatever limit, capacity, pause
+    /// or bound on the table stands against it. Requests without a usable tenant pass unlimited. In
+    /// flight stays exact, and may be more than the limit. A limiter that is closed refuses all the
+    /// same.
+    ///
+    /// Whether a request would have waited is told from how far its tenant is beyond its limit, as if
+    /// those in excess were its line.
+    ///
+    /// Switching it on admits all who wait. Switching it off takes effect as a cut of a limit does.
+    pub fn set_dry_run(&self, on: bool) {
+        self.shared.limits.set_dry(on);
+        if let Some(nameless) = self.shared.nameless.get() {
+            self.shared.update_nameless_limit(nameless);
+        }
+        self.update_all_limits();
+    }
+
+    /// Lets the limits of one tenant be pretended only, or be meant, whatever applies to the others;
+    /// this stays when the tenant is evicted, until it is [cleared](Self::clear_dry_run_of).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::TenantLimiter;
+    ///
+    /// let limiter = TenantLimiter::<String>::new(1);
+    /// limiter.set_dry_run_of("acme", true);
+    /// let permits = [(); 3].map(|()| limiter.try_acquire("acme").unwrap());
+    /// assert_eq!(limiter.in_flight("acme"), 3);
+    /// assert_eq!(limiter.would_have_refused(), 2);
+    ///
+    /// limiter.clear_dry_run_of("acme");
+    /// assert!(limiter.try_acquire("acme").is_err());
+    /// # drop(permits);
+    /// ```
+    pub fn set_dry_run_of<Q>(&self, tenant: &Q, on: bool)
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        self.put_in_force(&self.set_own(tenant, |own| own.dry_run = Some(on)));
+    }
+
+    /// Lets the limits of one tenant be what those of all are: pretended or meant.
+    ///
+    /// # Panics
+    ///
+    /// As [`clear_limit`](Self::clear_limit) does.
+    pub fn clear_dry_run_of<Q>(&self, tenant: &Q)
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        if let Some(change) = self.clear_own(tenant, |own| own.dry_run = None) {
+            self.put_in_force(&change);
+        }
+    }
+
     /// Sets the weight of one tenant, which stays when the tenant is evicted; 0 is taken as 1, and
     /// more than 1 048 576 as that.
     ///
@@ -192,7 +255,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         }
         for change in &changes {
             let (before, after) = (change.before, change.after);
-            if before.limit_in_force() != after.limit_in_force() {
+            let meant = before.dry_run == after.dry_run;
+            if before.limit_in_force() != after.limit_in_force() || !meant {
                 panic.catch(|| self.put_in_force(change));
             }
             if before.weight != after.weight {
@@ -201,6 +265,13 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         }
         panic.resume();
         Ok(())
+    }
+
+    /// Returns how many requests were admitted so far that would have been refused but for a
+    /// [dry run](Self::set_dry_run).
+    #[must_use]
+    pub fn would_have_refused(&self) -> u64 {
+        self.shared.home.would_refuse.load(Ordering::Relaxed)
     }
 
     fn set_own<Q>(&self, tenant: &Q, set: impl FnOnce(&mut Override)) -> Change<K>

@@ -17,7 +17,7 @@ use metrics::{
 
 use crate::{
     observe::{Ending, Event, Observer},
-    reject::RejectReason,
+    reject::{RejectReason, Rejected},
 };
 
 /// The tenant that stands for all that have no label of their own.
@@ -33,6 +33,8 @@ const OTHER: &str = "_other";
 /// | `tower_tenant_admitted_total` | counter | `limiter` | requests admitted |
 /// | `tower_tenant_refused_total` | counter | `limiter`, `reason` | requests refused, by [`RejectReason::as_str`] |
 /// | `tower_tenant_cancelled_total` | counter | `limiter`, `where` | requests dropped by their caller: `queue` or `running` |
+/// | `tower_tenant_dry_run_refused_total` | counter | `limiter`, `reason` | requests admitted that would have been refused but for a dry run |
+/// | `tower_tenant_dry_run_queued_total` | counter | `limiter` | requests admitted that would have had to wait |
 /// | `tower_tenant_evicted_total` | counter | `limiter` | tenants forgotten |
 /// | `tower_tenant_wait_seconds` | histogram | `limiter` | how long those waited that had to, however it ended |
 /// | `tower_tenant_hold_seconds` | histogram | `limiter` | how long slots were held, by [`hold_times`](Self::hold_times) |
@@ -59,7 +61,9 @@ pub struct Metrics {
     waiting: Level,
     tracked: Level,
     admitted: Counter,
-    refused: [Counter; RejectReason::ALL.len()],
+    refused: Reasons,
+    would_refuse: Reasons,
+    would_queue: Counter,
     cancelled_in_queue: Counter,
     cancelled_running: Counter,
     evicted: Counter,
@@ -67,6 +71,9 @@ pub struct Metrics {
     hold: Option<Histogram>,
     limiter: String,
 }
+
+/// A counter for each reason to refuse.
+type Reasons = [Counter; RejectReason::ALL.len()];
 
 impl Metrics {
     /// Makes the metrics of a limiter, which is called `limiter` in a label of each.
@@ -77,16 +84,27 @@ impl Metrics {
         describe();
         let limiter = limiter.into();
         let name = || limiter.clone();
-        let refused = |reason: RejectReason| counter!("tower_tenant_refused_total", "limiter" => name(), "reason" => reason.as_str());
-        let cancelled = |place: &'static str| counter!("tower_tenant_cancelled_total", "limiter" => name(), "where" => place);
+        let reasons = |metric: &'static str| {
+            let of = |reason: RejectReason| {
+                let labels = [("limiter", name()), ("reason", reason.as_str().to_owned())];
+                zero(counter!(metric, &labels))
+            };
+            RejectReason::ALL.map(of)
+        };
+        let cancelled = |place: &str| {
+            let labels = [("limiter", name()), ("where", place.to_owned())];
+            zero(counter!("tower_tenant_cancelled_total", &labels))
+        };
         Self {
             in_flight: Level::new(gauge!("tower_tenant_in_flight", "limiter" => name())),
             waiting: Level::new(gauge!("tower_tenant_waiting", "limiter" => name())),
             tracked: Level::new(gauge!("tower_tenant_tracked", "limiter" => name())),
             admitted: zero(counter!("tower_tenant_admitted_total", "limiter" => name())),
-            refused: RejectReason::ALL.map(|reason| zero(refused(reason))),
-            cancelled_in_queue: zero(cancelled("queue")),
-            cancelled_running: zero(cancelled("running")),
+            refused: reasons("tower_tenant_refused_total"),
+            would_refuse: reasons("tower_tenant_dry_run_refused_total"),
+            would_queue: zero(counter!("tower_tenant_dry_run_queued_total", "limiter" => name())),
+            cancelled_in_queue: cancelled("queue"),
+            cancelled_running: cancelled("running"),
             evicted: zero(counter!("tower_tenant_evicted_total", "limiter" => name())),
             wait: histogram!("tower_tenant_wait_seconds", "limiter" => name()),
             hold: None,
@@ -138,15 +156,15 @@ impl<K> Observer<K> for Metrics {
             }
             Event::Refused { rejected, waited } => {
                 self.waited(waited);
-                if let Some(refused) = self.refused.get(rejected.reason() as usize) {
-                    refused.increment(1);
-                }
+                count(&self.refused, rejected);
             }
             Event::Cancelled { waited } => {
                 self.waited(Some(waited));
                 self.cancelled_in_queue.increment(1);
             }
             Event::Released { ending, held } => self.released(ending, held),
+            Event::WouldQueue => self.would_queue.increment(1),
+            Event::WouldRefuse { rejected } => count(&self.would_refuse, rejected),
             Event::LimitChanged { .. } | Event::CapacityChanged { .. } | Event::EvictorStopped => {}
         }
     }
@@ -162,6 +180,12 @@ impl fmt::Debug for Metrics {
             .field("limiter", &self.limiter)
             .field("hold_times", &self.hold.is_some())
             .finish_non_exhaustive()
+    }
+}
+
+fn count(reasons: &Reasons, rejected: Rejected) {
+    if let Some(counter) = reasons.get(rejected.reason() as usize) {
+        counter.increment(1);
     }
 }
 

@@ -341,6 +341,43 @@ fn closing_to_newcomers_serves_whoever_waits_already() {
 }
 
 #[test]
+fn a_dry_run_that_begins_lets_in_whoever_is_about_to_wait() {
+    explore(|| {
+        let limiter = limiter(1);
+        let permit = limiter.try_acquire(&TENANT).unwrap();
+        let waiter = {
+            let limiter = limiter.clone();
+            thread::spawn(move || drop(block_on(acquire(&limiter)).unwrap()))
+        };
+        limiter.set_dry_run(true);
+        // Nobody leaves: it enters beside the permit.
+        waiter.join().unwrap();
+        drop(permit);
+        limiter.set_dry_run(false);
+        assert_at_rest(&limiter, 1);
+    });
+}
+
+#[test]
+fn a_dry_run_that_ends_leaves_no_slot_behind() {
+    explore(|| {
+        let limiter = limiter(1);
+        limiter.set_dry_run(true);
+        let permit = limiter.try_acquire(&TENANT).unwrap();
+        let visits = [(); 2].map(|()| {
+            let limiter = limiter.clone();
+            thread::spawn(move || drop(block_on(acquire(&limiter))))
+        });
+        limiter.set_dry_run(false);
+        drop(permit);
+        for visit in visits {
+            visit.join().unwrap();
+        }
+        assert_at_rest(&limiter, 1);
+    });
+}
+
+#[test]
 fn close_leaves_nobody_waiting() {
     explore(|| {
         let limiter = limiter(1);

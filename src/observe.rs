@@ -69,6 +69,14 @@ pub enum Event {
         /// How long it waited, if it did.
         waited: Option<Duration>,
     },
+    /// In a dry run: a request that is admitted would have been refused. The next event of it is
+    /// `Admitted`, unless no limiter could hold it: it names no tenant.
+    WouldRefuse {
+        /// What the caller would have been told.
+        rejected: Rejected,
+    },
+    /// In a dry run: a request that is admitted would have had to wait.
+    WouldQueue,
     /// A request was dropped by its caller while it waited.
     Cancelled {
         /// How long it waited.

@@ -30,6 +30,8 @@ pub struct Override {
     pub weight: Option<usize>,
     /// Whether it is paused, whatever its limit.
     pub paused: bool,
+    /// Whether its limits are only [pretended](crate::TenantLimiter::set_dry_run).
+    pub dry_run: Option<bool>,
 }
 
 impl Override {

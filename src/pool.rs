@@ -13,7 +13,7 @@ use crate::{
     home::Home,
     sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock},
     waiter::Waiter,
-    word::Word,
+    word::{Rule, Word},
 };
 
 const FIELD: u64 = (1 << 31) - 1;
@@ -214,6 +214,11 @@ impl<T: Ticket> Pool<T> {
     /// Takes a slot on behalf of whoever holds the lock of the line.
     fn take(&self) -> bool {
         self.update(|level| level.has_room().then(|| level.entered()))
+    }
+
+    /// Takes a slot, full or not; returns what the pool was like before.
+    fn take_anyway(&self) -> Level {
+        Level(self.level.fetch_add(1, Ordering::AcqRel))
     }
 
     /// Gives a slot back if nobody waits.
@@ -441,22 +446,49 @@ impl<T: Ticket> Share<T> {
     }
 
     /// See [`Gate::set_limit`].
-    pub(crate) fn set_limit(
-        &self,
-        gate: &Gate,
-        limit: usize,
-        still: impl FnOnce() -> bool,
-    ) -> bool {
+    pub(crate) fn set_limit(&self, gate: &Gate, rule: Rule, still: impl FnOnce() -> bool) -> bool {
         let mut line = lock(&self.pool.line);
-        let Some(refused) = gate.set_limit(limit, still) else {
+        let Some(refused) = gate.set_limit(rule, still) else {
             return false;
         };
-        let spent = self.stop_waiting(&mut line, gate, refused.len());
+        let released = self.release_dry(gate);
+        let spent = self.stop_waiting(&mut line, gate, refused.len() + released.len());
         drop(line);
         drop(spent);
         refused.wake();
+        for waiter in released {
+            waiter.wake();
+        }
         self.pool.serve();
         true
+    }
+
+    /// Lets all in who wait, whatever the capacity, if the limit is only pretended. The caller holds
+    /// the lock of the line.
+    fn release_dry(&self, gate: &Gate) -> Vec<Arc<Waiter>> {
+        let mut released = Vec::new();
+        while gate.word().is_dry() {
+            let Some(waiter) = gate.grant() else { break };
+            self.pool.take_anyway();
+            self.count_in();
+            released.push(waiter);
+        }
+        released
+    }
+
+    /// Takes a slot of the pool, full or not, for a request that has one of its tenant. `true` if
+    /// the pool had room.
+    pub(crate) fn enter_dry(&self, gate: &Gate) -> bool {
+        let level = self.pool.take_anyway();
+        self.count_in();
+        if level.is_crowded() {
+            let mut line = lock(&self.pool.line);
+            if line.waiting > 0 {
+                self.member(&mut line, gate, 1);
+                self.sync(&mut line, gate, self.pool.home.now());
+            }
+        }
+        level.has_room() && !level.is_crowded()
     }
 
     /// See [`Gate::close`].

@@ -197,7 +197,10 @@ fn attempt_without<K>(
             limiter.bypass()?;
             Ok(None)
         }
-        MissingTenant::Bypass | MissingTenant::Refuse => Err(limiter.refuse_nameless(reason)),
+        MissingTenant::Bypass | MissingTenant::Refuse => {
+            limiter.refuse_nameless(reason)?;
+            Ok(None)
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use crate::{
     sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Ordering},
     table::{Added, Table},
     tenant::{Nameless, Tenant},
+    word::Rule,
 };
 
 /// What all handles of a limiter share.
@@ -76,7 +77,7 @@ impl<K> Shared<K> {
         });
         let entry = self.entry(share);
         // Others may find it before its limit is brought up to date.
-        entry.set_limit(self.nameless_limit.load(Ordering::SeqCst), || true);
+        entry.set_limit(self.nameless_rule(), || true);
         Arc::new(Tracked {
             hash: 0,
             entry,
@@ -85,12 +86,21 @@ impl<K> Shared<K> {
     }
 
     pub(crate) fn update_nameless_limit(&self, nameless: &Tracked<Nameless>) {
-        let limit = || self.nameless_limit.load(Ordering::SeqCst);
         loop {
-            let now = limit();
-            if nameless.entry.set_limit(now, || limit() == now) {
+            let now = self.nameless_rule();
+            if nameless
+                .entry
+                .set_limit(now, || self.nameless_rule() == now)
+            {
                 return;
             }
+        }
+    }
+
+    fn nameless_rule(&self) -> Rule {
+        Rule {
+            limit: self.nameless_limit.load(Ordering::SeqCst),
+            dry: self.limits.is_dry(),
         }
     }
 
@@ -168,8 +178,8 @@ impl<K> Shared<K> {
             if self.closed.load(Ordering::Acquire) {
                 return Err(self.home.reject(RejectReason::Closed, &new.tenant));
             }
-            let limit = self.limits.of(&new.tenant, &mut draft);
-            new.entry.set_limit(limit, || true);
+            let rule = self.limits.of(&new.tenant, &mut draft);
+            new.entry.set_limit(rule, || true);
             self.update_own_weight(&new);
             match self.table.add(&new, || self.limits.edition() == edition) {
                 Added::Tracked(tracked) => {
@@ -177,6 +187,12 @@ impl<K> Shared<K> {
                         tracked.tell(Event::Tracked);
                     }
                     return Ok(tracked);
+                }
+                Added::Full if rule.dry => {
+                    // One that nobody else will find: its permit keeps it.
+                    let rejected = Rejected::new(RejectReason::TableFull);
+                    new.tell(Event::WouldRefuse { rejected });
+                    return Ok(new);
                 }
                 Added::Full => {
                     return Err(self.home.reject(RejectReason::TableFull, &new.tenant));
@@ -194,9 +210,9 @@ impl<K> Shared<K> {
         let mut draft = Draft::default();
         loop {
             let edition = self.limits.edition();
-            let limit = self.limits.of(&tracked.tenant, &mut draft);
+            let rule = self.limits.of(&tracked.tenant, &mut draft);
             let still = || self.limits.edition() == edition;
-            if tracked.entry.set_limit(limit, still) {
+            if tracked.entry.set_limit(rule, still) {
                 return;
             }
         }

@@ -11,6 +11,7 @@ use crate::observe::{Event, Observer};
 /// | event | fields |
 /// |---|---|
 /// | `request refused` | `reason`, `limit`, `in_flight`, `waiting`, `retry_after`, `waited_ms` |
+/// | `request would be refused` | `reason`, `limit`, `in_flight` |
 /// | `request waited` | `waited_ms` |
 /// | `request left the queue` | `waited_ms` |
 /// | `limit changed`, at `INFO` | `limit`: without it, that for all or a function; without a tenant, for all |
@@ -91,6 +92,14 @@ impl<K: 'static> Observer<K> for Trace<K> {
                     "request refused"
                 );
             }
+            Event::WouldRefuse { rejected } => debug!(
+                target: "tower_tenant",
+                tenant = self.name(tenant),
+                reason = rejected.reason().as_str(),
+                limit = rejected.limit(),
+                in_flight = rejected.in_flight(),
+                "request would be refused"
+            ),
             Event::Cancelled { waited } => debug!(
                 target: "tower_tenant",
                 tenant = self.name(tenant),

@@ -144,7 +144,7 @@ async fn every_name_of_the_table_is_scraped_before_anything_happens() {
             .count()
     };
     let histograms = names("tower_tenant_wait_seconds") + names("tower_tenant_hold_seconds");
-    assert_eq!(scraped.len(), 7 + 10 + histograms, "{scraped:#?}");
+    assert_eq!(scraped.len(), 7 + 1 + 2 * 10 + histograms, "{scraped:#?}");
     drop(limiter);
 }
 
@@ -211,6 +211,7 @@ async fn whatever_way_requests_end_gauges_go_back_and_sums_match() {
         let mid = scrape(addr).await;
         assert_eq!(value(&mid, IN_FLIGHT), 1.0);
         waiting.abort();
+        until(|| limiter.waiting(&"T") == 0).await;
         running.abort();
         until(idle).await;
         sent += 6.0;

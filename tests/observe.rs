@@ -73,9 +73,11 @@ impl From<Event> for Told {
             Event::Refused { rejected, waited } => Refused(rejected.reason(), waited.is_some()),
             Event::Cancelled { .. } => Cancelled,
             Event::Released { ending, .. } => Released(ending),
-            Event::LimitChanged { .. } | Event::CapacityChanged { .. } | Event::EvictorStopped => {
-                Changed
-            }
+            Event::LimitChanged { .. }
+            | Event::CapacityChanged { .. }
+            | Event::WouldRefuse { .. }
+            | Event::WouldQueue
+            | Event::EvictorStopped => Changed,
             _ => unreachable!("a new kind of event: {event:?}"),
         }
     }

@@ -198,3 +198,21 @@ fn a_newcomer_does_not_pass_a_waiter_of_a_full_tenant() {
         assert_at_rest(&limiter, 1);
     });
 }
+
+#[test]
+fn a_dry_run_that_begins_and_ends_leaves_both_slots_where_they_were() {
+    explore_to(1, || {
+        let limiter = sharing(1, 1);
+        let permit = limiter.try_acquire(&OTHER).unwrap();
+        let visit = {
+            let limiter = limiter.clone();
+            thread::spawn(move || drop(block_on(acquire_of(&limiter, TENANT))))
+        };
+        limiter.set_dry_run(true);
+        visit.join().unwrap();
+        let release = thread::spawn(move || drop(permit));
+        limiter.set_dry_run(false);
+        release.join().unwrap();
+        assert_at_rest(&limiter, 1);
+    });
+}
