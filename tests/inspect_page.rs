@@ -338,7 +338,7 @@ async fn a_writable_page_sets_limits_pauses_and_resumes() {
             page.until_eq(&format!("return {find}.nextSibling.hidden"), json!(false)).await;
             page.until_eq("return document.getElementById('pause').textContent", json!("Resume")).await;
             page.click("#pause").await;
-            page.until(async || limit() == 4).await;
+            page.until(async || limit() == 7).await;
             page.run("document.getElementById('limit').value = 9").await;
             page.click("#set button").await;
             page.until(async || limit() == 9).await;
