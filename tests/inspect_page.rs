@@ -347,6 +347,14 @@ async fn a_writable_page_sets_limits_pauses_and_resumes() {
             page.until(async || limit() == 9).await;
             page.click("#clear").await;
             page.until(async || limit() == 4).await;
+            // One that is opened as soon as another was closed can be changed, too.
+            page.run(&format!(
+                "document.getElementById('close').click(); {find}.click()"
+            ))
+            .await;
+            page.click("#pause").await;
+            page.until(async || limit() == 0).await;
+            limiter.resume(tenant);
             page.click("#close").await;
         }
     })
