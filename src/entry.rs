@@ -180,6 +180,11 @@ impl Entry {
         self.tell_if_idle();
     }
 
+    /// Refuses all who come; those who wait are served as before.
+    pub(crate) fn close_to_newcomers(&self) {
+        self.gate.close_to_newcomers();
+    }
+
     /// Refuses a request for `reason`, unless `word` shows a stronger one.
     pub(crate) fn reject(&self, reason: RejectReason, word: Word) -> Rejected {
         let reason = if word.is_closed() {

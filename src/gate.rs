@@ -189,6 +189,11 @@ impl Gate {
         self.expel(self.lock(), Word::closed)
     }
 
+    /// Refuses all who come; those who wait are served as before.
+    pub(crate) fn close_to_newcomers(&self) {
+        self.update(|word| Some(word.closed()));
+    }
+
     /// Since when the oldest waiter waits.
     pub(crate) fn oldest(&self) -> Option<u64> {
         match self.word().waiting() {

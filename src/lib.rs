@@ -103,6 +103,7 @@ mod word;
 
 pub use crate::{
     capacity::Capacity,
+    drain::Left,
     error::{BoxError, Error},
     evict::Evictor,
     exempt::Exempt,

@@ -318,6 +318,29 @@ fn two_changes_of_a_limit_leave_the_one_in_the_book() {
 }
 
 #[test]
+fn closing_to_newcomers_serves_whoever_waits_already() {
+    explore(|| {
+        let limiter = limiter(1);
+        let permit = limiter.try_acquire(&TENANT).unwrap();
+        let mut waiter = waiting(&limiter);
+        let release = thread::spawn(move || drop(permit));
+        let newcomer = {
+            let limiter = limiter.clone();
+            thread::spawn(move || drop(block_on(acquire(&limiter))))
+        };
+        limiter.close_to_newcomers();
+        drop(block_on(&mut waiter).unwrap());
+        release.join().unwrap();
+        newcomer.join().unwrap();
+        assert!(limiter.try_acquire(&TENANT).is_err());
+        assert_eq!(
+            (limiter.in_flight(&TENANT), limiter.waiting(&TENANT)),
+            (0, 0)
+        );
+    });
+}
+
+#[test]
 fn close_leaves_nobody_waiting() {
     explore(|| {
         let limiter = limiter(1);

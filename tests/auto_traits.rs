@@ -47,6 +47,7 @@ table! {
     FromHeader = FromHeader: Send Sync Unpin Clone Debug;
     Hold = Hold: Send Sync Unpin Copy Debug;
     Http = Http: Send Sync Unpin Clone Debug;
+    Left = Left: Send Sync Unpin Copy Debug;
     Limits = Limits<String>: Send Sync Unpin Clone Debug;
     MissingTenant = MissingTenant: Send Sync Unpin Copy Debug;
     NoCapacity = NoCapacity: Send Sync Unpin Clone Debug;
