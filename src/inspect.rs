@@ -86,7 +86,8 @@ impl<K> Inspect<K> {
     /// Lets whoever reaches the view set limits, and pause and resume tenants that are tracked.
     ///
     /// A change is a `POST` of `{"tenant": {"name": "acme"}}`, with an `"id"` beside the name if
-    /// that is not enough, and for `/limit` with a `"limit"`, where `null` clears it. It needs the
+    /// that is not enough, and for `/limit` with a `"limit"`, where `null` clears it; a limit that is
+    /// set during a pause is in force after it. It needs the
     /// header `x-tower-tenant: 1` and the content type `application/json`, and is refused if the
     /// browser says that it comes from another site: a proxy in front must leave `Host` alone.
     #[must_use]

@@ -37,6 +37,8 @@ pub struct Snapshot<K> {
     pub refused: Option<u64>,
     /// How many requests that name no tenant were let through unlimited.
     pub bypassed: u64,
+    /// How many requests were exempt.
+    pub exempted: u64,
     /// The figures of the requests that name no tenant and share a limit.
     pub missing: Stats,
     /// Whether the limiter was closed.
@@ -149,6 +151,7 @@ impl<K> TenantLimiter<K> {
             admitted: sum.admitted,
             refused: sum.refused,
             bypassed: self.bypassed(),
+            exempted: self.exempted(),
             missing: sum.missing,
             closed: self.is_closed(),
             tenants,
@@ -182,6 +185,7 @@ impl<K> Snapshot<K> {
             admitted: self.admitted,
             refused: self.refused,
             bypassed: self.bypassed,
+            exempted: self.exempted,
             missing: self.missing,
             closed: self.closed,
             tenants,

@@ -386,9 +386,10 @@ async fn a_writable_view_sets_limits_pauses_and_resumes() {
     let tenant = json!({ "name": "a" });
     for (path, body, expected) in [
         ("/limit", json!({ "tenant": tenant, "limit": 9 }), 9),
-        ("/limit", json!({ "tenant": tenant, "limit": null }), 3),
         ("/pause", json!({ "tenant": tenant }), 0),
-        ("/resume", json!({ "tenant": tenant }), 3),
+        ("/limit", json!({ "tenant": tenant, "limit": 8 }), 0),
+        ("/resume", json!({ "tenant": tenant }), 8),
+        ("/limit", json!({ "tenant": tenant, "limit": null }), 3),
     ] {
         let response = ask(&view, change(path, &body)).await;
         assert_eq!(response.status(), StatusCode::NO_CONTENT, "{path} {body}");
@@ -397,6 +398,7 @@ async fn a_writable_view_sets_limits_pauses_and_resumes() {
     for (path, body) in [
         ("/limit", json!({ "tenant": tenant })),
         ("/limit", json!({ "tenant": tenant, "limit": -1 })),
+        ("/limit", json!({ "tenant": tenant, "limit": 0 })),
         ("/limit", json!({ "tenant": tenant, "limt": 1 })),
         ("/limit", json!({ "tenant": "a", "limit": 1 })),
         ("/pause", json!({ "tenant": tenant, "limit": 1 })),
@@ -406,6 +408,14 @@ async fn a_writable_view_sets_limits_pauses_and_resumes() {
         assert_eq!(response.status(), StatusCode::BAD_REQUEST, "{path} {body}");
         assert_eq!(limit(), 3);
     }
+    limiter.set_limit("a", 0);
+    let response = ask(&view, change("/resume", &json!({ "tenant": tenant }))).await;
+    assert_eq!(
+        response.status(),
+        StatusCode::CONFLICT,
+        "not paused, but at 0"
+    );
+    limiter.clear_limit("a");
     let long = json!({ "tenant": { "name": "a".repeat(1 << 20) } });
     let response = ask(&view, change("/pause", &long)).await;
     assert_eq!(response.status(), StatusCode::BAD_REQUEST, "too long");
@@ -515,14 +525,14 @@ async fn a_change_that_another_site_may_have_sent_is_refused() {
         let answer = exchange(addr, Version::Http1, req).await;
         assert_eq!(answer.status, StatusCode::NO_CONTENT, "{case}");
         assert_eq!(limiter.stats("a").unwrap().limit, 0, "{case}");
-        limiter.clear_limit("a");
+        limiter.resume("a");
     }
     // The host of HTTP/2 is not in a header.
     let mut req = change("/pause", &body);
     req.headers_mut().remove("host");
     let answer = exchange(addr, Version::Http2, req).await;
     assert_eq!(answer.status, StatusCode::NO_CONTENT);
-    limiter.clear_limit("a");
+    limiter.resume("a");
     drop(held);
     wind_up(&limiter);
 }

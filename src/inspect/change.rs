@@ -90,14 +90,21 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Inspect<K> {
             }
         };
         match (change.action, change.order.limit) {
-            (Action::Limit, Some(Some(limit))) => self.limiter.set_limit(tenant, limit),
-            (Action::Limit, Some(None)) | (Action::Resume, None) => {
-                self.limiter.clear_limit(tenant)
-            }
-            (Action::Pause, None) => self.limiter.set_limit(tenant, 0),
             (Action::Limit, None) => return Err(Fault::bad("To what limit?")),
-            (Action::Pause | Action::Resume, Some(_)) => {
-                return Err(Fault::bad("That takes no limit."));
+            (Action::Limit, Some(Some(0))) => {
+                return Err(Fault::bad("A limit of 0 is a pause, which can be ended."));
+            }
+            (Action::Limit, Some(Some(limit))) => self.limiter.set_limit(tenant, limit),
+            (Action::Limit, Some(None)) => self.limiter.clear_limit(tenant),
+            (_, Some(_)) => return Err(Fault::bad("That takes no limit.")),
+            (Action::Pause, None) => self.limiter.pause(tenant),
+            (Action::Resume, None) => {
+                self.limiter.resume(tenant);
+                let limit = self.limiter.stats(tenant).map(|stats| stats.limit);
+                if limit == Some(0) {
+                    let sentence = "Its limit is 0 without a pause, too: set another.";
+                    return Err(Fault::new(StatusCode::CONFLICT, sentence));
+                }
             }
         }
         let mut response = Response::new(String::new());
