@@ -398,6 +398,11 @@ impl<T: Ticket> Share<T> {
         if !word.admits_own() {
             return Verdict::Waits(word);
         }
+        if gate.enter_dry().is_some() {
+            self.pool.take_anyway();
+            self.count_among(line, gate);
+            return Verdict::Entered;
+        }
         if line.fair.next().is_some() {
             return match self.pool.level().has_room() {
                 true => Verdict::Owed,
@@ -411,12 +416,17 @@ impl<T: Ticket> Share<T> {
             self.pool.give_back();
             return Verdict::Owed;
         }
+        self.count_among(line, gate);
+        Verdict::Entered
+    }
+
+    /// Counts a request that has just entered, among those who wait if anybody does.
+    fn count_among(&self, line: &mut Line<T>, gate: &Gate) {
         self.count_in();
         if line.waiting > 0 {
             self.member(line, gate, 1);
             self.sync(line, gate, self.pool.home.now());
         }
-        Verdict::Entered
     }
 
     /// Gives the slot of the pool back, after that of the tenant.
@@ -480,13 +490,9 @@ impl<T: Ticket> Share<T> {
     /// the pool had room.
     pub(crate) fn enter_dry(&self, gate: &Gate) -> bool {
         let level = self.pool.take_anyway();
-        self.count_in();
-        if level.is_crowded() {
-            let mut line = lock(&self.pool.line);
-            if line.waiting > 0 {
-                self.member(&mut line, gate, 1);
-                self.sync(&mut line, gate, self.pool.home.now());
-            }
+        match level.is_crowded() {
+            true => self.count_among(&mut lock(&self.pool.line), gate),
+            false => self.count_in(),
         }
         level.has_room() && !level.is_crowded()
     }

@@ -201,7 +201,7 @@ fn a_newcomer_does_not_pass_a_waiter_of_a_full_tenant() {
 
 #[test]
 fn a_dry_run_that_begins_and_ends_leaves_both_slots_where_they_were() {
-    explore_to(1, || {
+    explore_to(2, || {
         let limiter = sharing(1, 1);
         let permit = limiter.try_acquire(&OTHER).unwrap();
         let visit = {
