@@ -122,7 +122,7 @@ where
                 }
                 StateProj::Readying { work, guard } => match ready!(poll_ready(work, cx)) {
                     Ok(()) => State::called(work.take(), guard.take()),
-                    Err(error) => State::answered(Err(F::fail(error))),
+                    Err(error) => State::failed(work, guard.take(), error),
                 },
                 StateProj::Running { future, guard } => {
                     let result = ready!(future.poll(cx));
@@ -168,6 +168,16 @@ where
             },
             None => Self::Done,
         }
+    }
+
+    /// The inner service failed to get ready.
+    fn failed(work: &mut Option<(S, Req)>, guard: Option<F::Guard>, error: S::Error) -> Self {
+        // Before the slot is free, as always.
+        *work = None;
+        Self::answered(match guard {
+            Some(guard) => F::finish(guard, Err(error)),
+            None => Err(F::fail(error)),
+        })
     }
 
     fn answered(answer: Result<F::Response, F::Error>) -> Self {
