@@ -120,7 +120,11 @@ where
                 }
                 StateProj::Readying { work, guard } => match ready!(poll_ready(work, cx)) {
                     Ok(()) => State::called(work.take(), mem::take(guard)),
-                    Err(error) => State::answered(F::finish(mem::take(guard), Err(error))),
+                    Err(error) => {
+                        // Before the slot is free, as always.
+                        *work = None;
+                        State::answered(F::finish(mem::take(guard), Err(error)))
+                    }
                 },
                 StateProj::Running { future, guard } => {
                     let result = ready!(future.poll(cx));
