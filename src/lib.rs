@@ -40,6 +40,8 @@ mod acquire;
 mod backoff;
 #[cfg(feature = "http")]
 mod body;
+#[cfg(feature = "http")]
+mod body_errors;
 mod capacity;
 mod contain;
 mod drain;
@@ -128,7 +130,8 @@ pub use crate::{
 #[cfg(feature = "http")]
 pub use crate::{
     body::ResponseBody,
-    http::{BodyErrors, Hold, Http, OnReject, Problem},
+    body_errors::BodyErrors,
+    http::{Hold, Http, OnReject, Problem},
     http_key::{FromExtension, FromHeader, extension, header},
     shared_permit::SharedPermit,
 };

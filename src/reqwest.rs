@@ -5,9 +5,9 @@ use reqwest::{Body, Response, ResponseBuilderExt, Url};
 
 use crate::{
     body::ResponseBody,
+    body_errors::BodyErrors,
     error::{BoxError, Error},
     face::Face,
-    http::BodyErrors,
     observe::Ending,
     permit::Permit,
     reject::Rejected,
