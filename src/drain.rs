@@ -140,14 +140,15 @@ impl<K> TenantLimiter<K> {
                 return Poll::Ready(Ok(()));
             }
             match deadline.as_mut().as_pin_mut() {
-                Some(deadline) => timer::poll(deadline, cx).map(|()| Err(self.left())),
-                None => Poll::Ready(Err(self.left())),
+                Some(deadline) => timer::poll(deadline, cx).map(|()| self.is_drained()),
+                None => Poll::Ready(self.is_drained()),
             }
         })
         .await
     }
 
-    fn left(&self) -> Left {
+    /// Looks at the figures alone: the last request may have left, and whoever drains not been told yet.
+    fn is_drained(&self) -> Result<(), Left> {
         let nameless = self.shared.nameless().entry.gate.word();
         let mut left = Left {
             in_flight: nameless.in_flight(),
@@ -160,7 +161,10 @@ impl<K> TenantLimiter<K> {
                 left.waiting += word.waiting();
             }
         }
-        left
+        match left.in_flight + left.waiting {
+            0 => Ok(()),
+            _ => Err(left),
+        }
     }
 
     /// Waits for each tenant in turn. `false` if there was nothing to wait for.

@@ -5,15 +5,25 @@ mod support;
 #[path = "support/wire.rs"]
 mod wire;
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
 
 use axum::{Router, body::Body, routing::get};
 use http::{Request, StatusCode};
 use support::{Gate, Tenant, forget_all, manual, reason, soon, until, watched};
 use tokio::{sync::oneshot, time::advance};
-use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok, task};
+use tokio_test::{
+    assert_pending, assert_ready, assert_ready_err, assert_ready_ok,
+    task::{self, Spawn},
+};
 use tower::Service;
-use tower_tenant::{Capacity, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter};
+use tower_tenant::{
+    Capacity, Event, Left, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
+};
 use wire::{Version, listen, tenant_in};
 
 fn limiter(limit: usize, queue: usize) -> TenantLimiter<Tenant> {
@@ -104,6 +114,32 @@ async fn a_drain_ends_with_the_last_request_though_there_is_time_left() {
     drop(held);
     assert!(drain.is_woken());
     assert_ready_ok!(drain.poll());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_whose_time_is_up_when_nothing_is_left_has_ended_well() {
+    type Drain = Pin<Box<dyn Future<Output = Result<(), Left>> + Send>>;
+    // Polled between the release of the last slot and the telling of whoever drains.
+    let drain: Arc<Mutex<Option<Spawn<Drain>>>> = Arc::default();
+    let result = Arc::new(Mutex::new(None));
+    let (polled, seen) = (Arc::clone(&drain), Arc::clone(&result));
+    let limiter = limiter(1, 1).observer(move |_: Option<&Tenant>, event| {
+        if let Event::Released { .. } = event {
+            let drain = polled.lock().unwrap().take();
+            *seen.lock().unwrap() = drain.map(|mut drain| drain.poll());
+        }
+    });
+    let held = limiter.try_acquire(&"T").unwrap();
+    limiter.close();
+    let drained = limiter.clone();
+    let work: Drain = Box::pin(async move { drained.drain_for(Duration::from_secs(1)).await });
+    let mut work = task::spawn(work);
+    assert_pending!(work.poll());
+    *drain.lock().unwrap() = Some(work);
+    advance(Duration::from_secs(2)).await;
+    drop(held);
+    let result = result.lock().unwrap().take();
+    assert_ready_ok!(result.expect("nothing was released"));
 }
 
 #[test]
