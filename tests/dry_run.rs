@@ -9,6 +9,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
+    task::Poll,
     thread,
     time::Duration,
 };
@@ -60,6 +61,40 @@ fn whoever_would_wait_or_be_refused_enters_and_is_told() {
     drop(limiter.try_acquire(&"T").unwrap());
     assert_eq!(take(&told), [], "below its limit nothing is told");
     assert_eq!(limiter.in_flight(&"T"), 0);
+}
+
+/// What becomes of the next request where the limits are meant, after `before` others.
+fn fate_of_next(limit: usize, queue: usize, before: usize) -> Option<Option<RejectReason>> {
+    let limiter = TenantLimiter::<Tenant>::new(limit)
+        .overflow(Overflow::queue(queue).max_wait(Duration::MAX));
+    let mut requests: Vec<_> = (0..=before)
+        .map(|_| task::spawn(limiter.acquire(&"T")))
+        .collect();
+    let mut fates: Vec<_> = requests.iter_mut().map(|request| request.poll()).collect();
+    match fates.pop().expect("there is a next") {
+        Poll::Ready(Ok(_)) => None,
+        Poll::Pending => Some(None),
+        refused => Some(Some(reason(refused))),
+    }
+}
+
+#[test]
+fn each_request_is_told_what_becomes_of_it_where_limits_are_meant() {
+    for (limit, queue) in [(0, 0), (0, 2), (1, 0), (1, 2), (2, 1), (3, 3)] {
+        let (limiter, told) = limiter(limit, queue);
+        limiter.set_dry_run(true);
+        let mut permits = Vec::new();
+        for before in 0..limit + queue + 3 {
+            permits.push(assert_ready_ok!(task::spawn(limiter.acquire(&"T")).poll()));
+            let fate = fate_of_next(limit, queue, before);
+            assert_eq!(
+                take(&told).pop(),
+                fate,
+                "{before} before, {limit} + {queue}"
+            );
+        }
+        assert_eq!(limiter.in_flight(&"T"), permits.len());
+    }
 }
 
 #[test]
