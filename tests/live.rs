@@ -438,6 +438,25 @@ mod file {
     }
 
     #[test]
+    fn a_dry_run_of_a_tenant_comes_and_goes_with_the_file_that_says_so() {
+        let limiter = TenantLimiter::new(1);
+        let is_dry = |tenant: &str| {
+            let _held = limiter.try_acquire(tenant).unwrap();
+            limiter.try_acquire(tenant).is_ok()
+        };
+        assert!(!is_dry("acme"));
+        let file = "[tenants]\nacme = { dry_run = true }\nglobex = { dry_run = false }\n";
+        limiter.apply(load(file).unwrap()).unwrap();
+        assert!(is_dry("acme") && !is_dry("globex"));
+        limiter.set_dry_run(true);
+        assert!(is_dry("initech") && !is_dry("globex"));
+        limiter.apply(load("").unwrap()).unwrap();
+        assert!(is_dry("acme") && is_dry("globex"));
+        limiter.set_dry_run(false);
+        assert!(!is_dry("acme") && !is_dry("globex"));
+    }
+
+    #[test]
     fn a_file_with_a_mistake_names_its_line_and_leaves_everything_as_it_was() {
         let limiter = TenantLimiter::new(1);
         let good = "limit = 3\n[tenants]\nacme = { limit = 5 }\n";
