@@ -14,7 +14,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     pin::{Pin, pin},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     task::{Context, Poll},
@@ -38,8 +38,8 @@ use tokio_test::{
 };
 use tower::{Layer, Service, ServiceExt, service_fn, util::ServiceFn};
 use tower_tenant::{
-    Capacity, Ending, Event, Face, FromHeader, Hold, MissingTenant, Observer, Overflow,
-    RejectReason, Rejected, TenantConcurrencyLayer, TenantLimiter, header,
+    Capacity, Ending, Event, Face, FromHeader, Hold, Limits, MissingTenant, Observer, Overflow,
+    Permit, RejectReason, Rejected, TenantConcurrencyLayer, TenantLimiter, header,
 };
 use wire::{Client, VERSIONS, serve, tenant_in};
 
@@ -72,10 +72,12 @@ impl From<Event> for Told {
     }
 }
 
+type Line<K> = (Option<K>, Event);
+
 /// Writes down what it is told.
 #[derive(Clone, Debug)]
 struct Log<K> {
-    lines: Arc<Mutex<Vec<(Option<K>, Event)>>>,
+    lines: Arc<Mutex<Vec<Line<K>>>>,
     times_holds: bool,
 }
 
@@ -201,8 +203,10 @@ fn request(deed: Deed) -> Request<Deed> {
     request
 }
 
+type Polled<B> = Poll<Option<Result<Frame<<B as Body>::Data>, <B as Body>::Error>>>;
+
 /// Polls a body for one frame.
-fn frame<B: Body>(body: &mut Pin<Box<B>>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+fn frame<B: Body>(body: &mut Pin<Box<B>>) -> Polled<B> {
     task::spawn(poll_fn(|cx| body.as_mut().poll_frame(cx))).poll()
 }
 
@@ -515,14 +519,12 @@ fn limiter(limit: usize, queue: usize, log: &Log<Tenant>) -> Limiter {
         .observer(log.clone())
 }
 
+type Waiting = Spawn<Pin<Box<dyn Future<Output = Result<Permit, Rejected>>>>>;
+
 /// A request of a limiter without a layer, from its arrival in the line.
-fn wait(
-    limiter: &Limiter,
-    tenant: Tenant,
-) -> Spawn<Pin<Box<dyn Future<Output = Result<tower_tenant::Permit, Rejected>> + Send>>> {
+fn wait(limiter: &Limiter, tenant: Tenant) -> Waiting {
     let limiter = limiter.clone();
-    let mut request: Spawn<Pin<Box<dyn Future<Output = _> + Send>>> =
-        task::spawn(Box::pin(async move { limiter.acquire(&tenant).await }));
+    let mut request: Waiting = task::spawn(Box::pin(async move { limiter.acquire(&tenant).await }));
     assert_pending!(request.poll());
     request
 }
@@ -884,9 +886,7 @@ struct Panics(Arc<Mutex<Sums>>);
 
 impl<K> Observer<K> for Panics {
     fn observe(&self, _: Option<&K>, event: Event) {
-        let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        sums.add([event.into()]);
-        drop(sums);
+        self.0.lock().unwrap().add([event.into()]);
         panic_quietly();
     }
 }
@@ -903,15 +903,12 @@ impl Panics {
 #[tokio::test(start_paused = true)]
 async fn an_observer_that_panics_harms_nobody() {
     let (log, panics) = (Log::new(), Panics::default());
-    let pairs: [fn(Log<String>, Panics) -> Box<dyn Observer<String>>; 2] = [
-        |log, panics| Box::new((panics, log)),
-        |log, panics| Box::new((log, panics)),
-    ];
-    for pair in pairs {
-        for layer in layers(|| pair(log.clone(), panics.clone())) {
-            play_all(layer.http(), &log, true).await;
-        }
+    let first = layers(|| Box::new((panics.clone(), log.clone())));
+    let second = layers(|| Box::new((log.clone(), panics.clone())));
+    for layer in first.into_iter().chain(second) {
+        play_all(layer.http(), &log, true).await;
         panics.assert_each_kind_was_told();
+        panics.0.lock().unwrap().0.clear();
     }
 }
 
@@ -1045,6 +1042,30 @@ fn the_sums_of_many_threads_balance() {
             assert_eq!(limiter.in_flight(tenant) + limiter.waiting(tenant), 0);
         }
     }
+}
+
+// OB1
+#[test]
+fn a_tenant_that_somebody_else_brings_meanwhile_is_told_once() {
+    let log = Log::new();
+    let rival = Arc::new(Mutex::new(None::<Limiter>));
+    let slot = Arc::clone(&rival);
+    let limits = Limits::by(move |tenant: &Tenant| {
+        // While the newcomer asks for its limit.
+        let rival = slot.lock().unwrap().take();
+        if let Some(limiter) = rival {
+            drop(limiter.try_acquire(tenant));
+        }
+        2
+    });
+    let limiter = TenantLimiter::new(limits).observer(log.clone());
+    *rival.lock().unwrap() = Some(limiter.clone());
+    drop(limiter.try_acquire(&"T"));
+    let done = Released(Ending::Completed);
+    let [tracked, admitted] = [Tracked, Admitted(false)];
+    assert_eq!(log.take(), [tracked, admitted, done, admitted, done]);
+    forget_all(&limiter);
+    assert_eq!(log.take(), [Evicted]);
 }
 
 #[test]
