@@ -1,16 +1,17 @@
 //! Counts instructions, not time: what it costs to hand a slot of a shared capacity to the next of
-//! few and of many waiting tenants, and what a capacity adds to a request.
+//! few and of many waiting tenants, and what a capacity adds to a request, and the whole of a request through the layer.
 //!
 //! Needs valgrind and the `gungraun-runner` of the same version as `gungraun`. Run as a test it
 //! counts nothing and needs neither.
 
 use std::{
+    convert::Infallible,
     env, fs,
-    future::Future,
+    future::{Future, ready},
     hint::black_box,
     mem,
     path::Path,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -20,16 +21,18 @@ use std::{
 };
 
 use tokio::runtime::{Builder, Runtime};
-use tower_tenant::{Capacity, Overflow, Permit, Rejected, TenantLimiter};
+use tower::{Layer, Service, service_fn};
+use tower_tenant::{Capacity, Overflow, Permit, Rejected, TenantConcurrencyLayer, TenantLimiter};
 
 const TENANT: u64 = 7;
 const REQUESTS: u64 = 1_000;
 const DISPATCHES: u64 = 1_000;
 const CAPACITY: usize = 8;
-const REQUESTING: [&str; 3] = [
+const REQUESTING: [&str; 4] = [
     "without_capacity",
     "free_capacity",
     "free_capacity_and_owner",
+    "through_the_layer",
 ];
 
 fn main() {
@@ -54,7 +57,8 @@ mod counted {
     use tower_tenant::TenantLimiter;
 
     use super::{
-        Crowd, DISPATCHES, free_capacity, free_capacity_and_owner, requests, without_capacity,
+        Crowd, DISPATCHES, free_capacity, free_capacity_and_owner, requests, requests_of_the_layer,
+        without_capacity,
     };
 
     #[library_benchmark(config = only("dispatch::requests"))]
@@ -63,6 +67,12 @@ mod counted {
     #[bench::free_capacity_and_owner(free_capacity_and_owner())]
     fn request(limiter: TenantLimiter<u64>) {
         requests(&limiter);
+    }
+
+    #[library_benchmark(config = only("dispatch::requests_of_the_layer"))]
+    #[bench::through_the_layer(without_capacity())]
+    fn layer(limiter: TenantLimiter<u64>) {
+        requests_of_the_layer(&limiter);
     }
 
     #[library_benchmark(config = only("dispatch::Crowd::hand_over"))]
@@ -82,7 +92,7 @@ mod counted {
         config
     }
 
-    library_benchmark_group!(name = admitting, benchmarks = request);
+    library_benchmark_group!(name = admitting, benchmarks = [request, layer]);
     library_benchmark_group!(name = dispatching, benchmarks = dispatch);
     main!(library_benchmark_groups = [admitting, dispatching]);
 
@@ -99,6 +109,7 @@ fn run_once() {
     ] {
         requests(&limiter);
     }
+    requests_of_the_layer(&without_capacity());
     for tenants in [10, 10_000] {
         Crowd::of(tenants).dispatches(10);
     }
@@ -138,6 +149,20 @@ fn warm(limiter: TenantLimiter<u64>) -> TenantLimiter<u64> {
 fn requests(limiter: &TenantLimiter<u64>) {
     for _ in 0..REQUESTS {
         drop(black_box(limiter.try_acquire(black_box(&TENANT))));
+    }
+}
+
+/// The same through the layer, without a capacity: ready, call, response.
+#[inline(never)]
+fn requests_of_the_layer(limiter: &TenantLimiter<u64>) {
+    let layer = TenantConcurrencyLayer::with_limiter(limiter.clone(), |tenant: &u64| Some(*tenant));
+    let mut service = layer.layer(service_fn(|_: u64| ready(Ok::<_, Infallible>(()))));
+    let mut cx = Context::from_waker(Waker::noop());
+    for _ in 0..REQUESTS {
+        let readied = Service::<u64>::poll_ready(&mut service, &mut cx);
+        assert!(readied.is_ready());
+        let future = pin!(service.call(black_box(TENANT)));
+        assert!(black_box(future.poll(&mut cx)).is_ready());
     }
 }
 
@@ -255,7 +280,12 @@ impl Wake for Woken {
 /// Prints what one request and one dispatch cost, and holds the latter against its bound.
 fn compare(since: SystemTime) {
     for id in REQUESTING {
-        if let Some(total) = instructions("admitting", &format!("request.{id}"), since) {
+        let bench = if id == "through_the_layer" {
+            "layer"
+        } else {
+            "request"
+        };
+        if let Some(total) = instructions("admitting", &format!("{bench}.{id}"), since) {
             println!("{:6} for a request {id}", total / REQUESTS);
         }
     }

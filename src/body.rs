@@ -8,7 +8,10 @@ use std::{
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::{observe::Ending, permit::Permit};
+use crate::{
+    observe::Ending,
+    shared_permit::{Slot, end},
+};
 
 pin_project! {
     /// A response body that keeps the permit of its request until it ends, fails or is dropped,
@@ -21,7 +24,7 @@ pin_project! {
         #[pin]
         kind: Kind<B>,
         // Declared last so that the inner body is dropped before the slot it stands for is free.
-        permit: Option<Permit>,
+        slot: Option<Slot>,
     }
 }
 
@@ -35,13 +38,13 @@ pin_project! {
 }
 
 impl<B: Body> ResponseBody<B> {
-    pub(crate) fn new(body: B, mut permit: Option<Permit>) -> Self {
+    pub(crate) fn new(body: B, mut slot: Option<Slot>) -> Self {
         if body.is_end_stream() {
-            end(&mut permit, Ending::Completed);
+            end(slot.take(), Ending::Completed);
         }
         Self {
             kind: Kind::Inner { body },
-            permit,
+            slot,
         }
     }
 }
@@ -49,15 +52,11 @@ impl<B: Body> ResponseBody<B> {
 impl<B> ResponseBody<B> {
     pub(crate) fn text(text: String) -> Self {
         Self {
-            kind: Kind::Text { text: Some(text) },
-            permit: None,
+            kind: Kind::Text {
+                text: Some(text).filter(|text| !text.is_empty()),
+            },
+            slot: None,
         }
-    }
-}
-
-fn end(permit: &mut Option<Permit>, ending: Ending) {
-    if let Some(permit) = permit.take() {
-        permit.end(ending);
     }
 }
 
@@ -66,7 +65,7 @@ impl<B: Default> Default for ResponseBody<B> {
     fn default() -> Self {
         Self {
             kind: Kind::Inner { body: B::default() },
-            permit: None,
+            slot: None,
         }
     }
 }
@@ -89,8 +88,8 @@ where
                 let frame = ready!(body.as_mut().poll_frame(cx));
                 match &frame {
                     Some(Ok(_)) if !body.is_end_stream() => {}
-                    Some(Err(_)) => end(this.permit, Ending::Failed),
-                    _ => end(this.permit, Ending::Completed),
+                    Some(Err(_)) => end(this.slot.take(), Ending::Failed),
+                    _ => end(this.slot.take(), Ending::Completed),
                 }
                 Poll::Ready(frame)
             }

@@ -1,15 +1,11 @@
 //! What the user says of the capacity that all tenants share.
 
-use std::{
-    fmt,
-    hash::Hash,
-    sync::{Arc, Mutex, PoisonError, Weak},
+use std::{fmt, hash::Hash, sync::Arc};
+
+use crate::{
+    owners::OwnerBook,
+    pool::{self, Owner},
 };
-
-use ahash::RandomState;
-use hashbrown::HashTable;
-
-use crate::pool::{self, Owner};
 
 /// A capacity that all tenants of a limiter share, on top of the limit of each: as many requests
 /// are in flight at once, over all tenants, and the slots are divided fairly.
@@ -88,14 +84,14 @@ impl<K> Capacity<K> {
     /// Gives tenants owners: the capacity is divided between owners first, then between the tenants
     /// of each, so that a customer with fifty keys gets one share.
     ///
-    /// Asked when a tenant starts to be tracked, under no lock. An owner is kept for as long as a
-    /// tenant of it is tracked.
+    /// Asked when a tenant starts to be tracked, under no lock. An owner is forgotten with the last
+    /// of its tenants.
     #[must_use]
     pub fn owners<O>(self, owner: impl Fn(&K) -> O + Send + Sync + 'static) -> Self
     where
         O: Hash + Eq + Send + 'static,
     {
-        let book = OwnerBook::new();
+        let book = Arc::new(OwnerBook::new());
         let owners: Box<Owners<K>> = Box::new(move |tenant| book.get(owner(tenant)));
         Self {
             owners: Some(owners),
@@ -134,75 +130,5 @@ impl<K> fmt::Debug for Capacity<K> {
             .field("slots", &self.slots)
             .field("places", &self.places)
             .finish_non_exhaustive()
-    }
-}
-
-/// The owners of the tenants that are tracked.
-struct OwnerBook<O> {
-    hasher: RandomState,
-    owners: Mutex<Owned<O>>,
-}
-
-struct Owned<O> {
-    known: HashTable<Known<O>>,
-    // Those whose tenants are all gone are looked for when there are this many.
-    prune_at: usize,
-}
-
-struct Known<O> {
-    hash: u64,
-    id: O,
-    owner: Weak<Owner>,
-}
-
-impl<O: Hash + Eq> OwnerBook<O> {
-    fn new() -> Self {
-        Self {
-            hasher: RandomState::new(),
-            owners: Mutex::new(Owned {
-                known: HashTable::new(),
-                prune_at: 64,
-            }),
-        }
-    }
-
-    fn get(&self, id: O) -> Arc<Owner> {
-        let hash = self.hasher.hash_one(&id);
-        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = owners
-            .known
-            .find_mut(hash, |other| other.hash == hash && other.id == id);
-        if let Some(known) = known {
-            return known.owner.upgrade().unwrap_or_else(|| {
-                let owner = Arc::default();
-                known.owner = Arc::downgrade(&owner);
-                owner
-            });
-        }
-        let gone = owners.prune();
-        let owner = Arc::default();
-        let known = Known {
-            hash,
-            id,
-            owner: Arc::downgrade(&owner),
-        };
-        owners.known.insert_unique(hash, known, |other| other.hash);
-        drop(owners);
-        drop(gone);
-        owner
-    }
-}
-
-impl<O> Owned<O> {
-    /// Takes out the owners without tenants, now and then.
-    fn prune(&mut self) -> Vec<Known<O>> {
-        if self.known.len() < self.prune_at {
-            return Vec::new();
-        }
-        let gone = |known: &mut Known<O>| known.owner.strong_count() == 0;
-        let gone = self.known.extract_if(gone).collect();
-        self.prune_at = (2 * self.known.len()).max(64);
-        self.known.shrink_to(self.prune_at, |other| other.hash);
-        gone
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     any::Any,
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
 };
 
 /// Runs code of a user whose panic must not stop what comes after it; the panic hook reports it.
@@ -22,5 +22,26 @@ pub(crate) fn contain<R>(user: impl FnOnce() -> R) -> Option<R> {
 pub(crate) fn dispose(panic: Box<dyn Any + Send>) {
     if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
         std::mem::forget(again);
+    }
+}
+
+/// The first of several panics, for when all that may panic has been done.
+#[derive(Default)]
+pub(crate) struct FirstPanic(Option<Box<dyn Any + Send>>);
+
+impl FirstPanic {
+    /// Runs code of a user, and keeps its panic if there is none yet.
+    pub(crate) fn catch(&mut self, user: impl FnOnce()) {
+        match (catch_unwind(AssertUnwindSafe(user)), &self.0) {
+            (Ok(()), _) => {}
+            (Err(panic), None) => self.0 = Some(panic),
+            (Err(panic), Some(_)) => dispose(panic),
+        }
+    }
+
+    pub(crate) fn resume(self) {
+        if let Some(panic) = self.0 {
+            resume_unwind(panic);
+        }
     }
 }

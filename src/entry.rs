@@ -1,5 +1,8 @@
 //! What is kept of one tenant, and the handle that keeps it alive.
 
+#[cfg(all(test, not(tenant_loom)))]
+mod tests;
+
 use std::{any::Any, fmt, ops::Deref, sync, task::Waker, time::Duration};
 
 use crate::{
@@ -12,7 +15,7 @@ use crate::{
     sync::{Arc, AtomicU64, Ordering},
     tenant::Tenant,
     waiter::Waiter,
-    word::Word,
+    word::{Rule, Word},
 };
 
 /// The state of one tenant.
@@ -78,6 +81,25 @@ impl Entry {
             Err(word) if word.refuses(places) => Err(self.refuse(places, word)),
             Err(_) => Ok(false),
         }
+    }
+
+    /// Takes a slot whatever the limits, if they are only pretended, and tells what would have become
+    /// of a request that may take one of `places` to wait: nothing if it would have entered.
+    pub(crate) fn enter_dry(&self, places: usize) -> Option<Option<Event>> {
+        let word = self.gate.enter_dry()?;
+        let had_room = self.share().is_none_or(|share| share.enter_dry(&self.gate));
+        Some(self.pretend(places, word, had_room))
+    }
+
+    fn pretend(&self, places: usize, word: Word, had_room: bool) -> Option<Event> {
+        let beyond = word.in_flight().checked_sub(word.limit());
+        let rejected = match beyond {
+            None if had_room => return None,
+            None if places == 0 => self.reject(RejectReason::AtCapacity, word),
+            Some(beyond) if word.limit() == 0 || beyond >= places => self.refuse(places, word),
+            _ => return Some(Event::WouldQueue),
+        };
+        Some(Event::WouldRefuse { rejected })
     }
 
     /// The refusal of a request that finds neither room nor one of `places` to wait, if that is so
@@ -154,13 +176,14 @@ impl Entry {
     /// Changes the limit if `still` holds under the lock that every waiter passes.
     ///
     /// A cut takes effect as requests leave, before any waiter enters. 0 refuses all who wait.
-    pub(crate) fn set_limit(&self, limit: usize, still: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn set_limit(&self, rule: impl Into<Rule>, still: impl FnOnce() -> bool) -> bool {
+        let rule = rule.into();
         if let Some(share) = self.share() {
-            let set = share.set_limit(&self.gate, limit, still);
+            let set = share.set_limit(&self.gate, rule, still);
             self.tell_if_idle();
             return set;
         }
-        let Some(refused) = self.gate.set_limit(limit, still) else {
+        let Some(refused) = self.gate.set_limit(rule, still) else {
             return false;
         };
         refused.wake();
@@ -177,6 +200,11 @@ impl Entry {
         self.tell_if_idle();
     }
 
+    /// Refuses all who come; those who wait are served as before.
+    pub(crate) fn close_to_newcomers(&self) {
+        self.gate.close_to_newcomers();
+    }
+
     /// Refuses a request for `reason`, unless `word` shows a stronger one.
     pub(crate) fn reject(&self, reason: RejectReason, word: Word) -> Rejected {
         let reason = if word.is_closed() {
@@ -189,6 +217,13 @@ impl Entry {
         Rejected::new(reason)
             .with_figures(word.limit(), word.in_flight(), word.waiting())
             .with_retry_after(self.refusals.refuse(|| self.home.second()))
+    }
+
+    /// How long the tenant has been idle at `now`, if a sweep has found it so.
+    pub(crate) fn idle_for(&self, now: u64) -> Option<Duration> {
+        let since = self.idle_since.load(Ordering::Relaxed);
+        let known = !self.is_busy() && (1..=now).contains(&since);
+        known.then(|| Duration::from_nanos(now - since))
     }
 
     /// Whether a tenant that nobody holds was idle for all of `ttl`, up to sweep time `now`.

@@ -17,7 +17,7 @@ pub trait Face<Req, Res, E>: Clone + sealed::Sealed {
     /// What the service fails with.
     type Error;
     /// What an admitted request takes along: its permit, and how it ends.
-    type Guard;
+    type Guard: Default;
 
     /// Prepares an admitted request; without a permit if it is not limited.
     #[doc(hidden)]
@@ -39,16 +39,6 @@ pub(crate) mod sealed {
     pub trait Sealed {}
 }
 
-/// Gives the slot back of a request that is answered.
-pub(crate) fn end<T, E>(permit: Option<Permit>, result: &Result<T, E>) {
-    if let Some(permit) = permit {
-        permit.end(match result {
-            Ok(_) => Ending::Completed,
-            Err(_) => Ending::Failed,
-        });
-    }
-}
-
 /// Refusals are errors; the permit is held until the inner service has responded.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Errors(pub(crate) ());
@@ -60,12 +50,16 @@ impl<Req, Res, E: Into<BoxError>> Face<Req, Res, E> for Errors {
     type Error = Error;
     type Guard = Option<Permit>;
 
+    #[inline]
     fn admit(&self, _: &mut Req, permit: Option<Permit>) -> Option<Permit> {
         permit
     }
 
+    #[inline]
     fn finish(permit: Option<Permit>, result: Result<Res, E>) -> Result<Res, Error> {
-        end(permit, &result);
+        if let Some(permit) = permit {
+            permit.end(Ending::of(&result));
+        }
         result.map_err(Error::inner)
     }
 

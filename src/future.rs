@@ -3,6 +3,7 @@
 use std::{
     fmt,
     future::Future,
+    mem,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -48,13 +49,13 @@ pin_project! {
         // Admitted after a wait; the inner service is not ready yet.
         Readying {
             work: Option<(S, Req)>,
-            guard: Option<F::Guard>,
+            guard: F::Guard,
         },
         Running {
             #[pin]
             future: S::Future,
             // Declared last so that the work is dropped before the slot it stands for is free.
-            guard: Option<F::Guard>,
+            guard: F::Guard,
         },
         // Refused, or the inner service failed to get ready.
         Answered {
@@ -71,10 +72,7 @@ where
 {
     pub(crate) fn running(future: S::Future, guard: F::Guard) -> Self {
         Self {
-            state: State::Running {
-                future,
-                guard: Some(guard),
-            },
+            state: State::Running { future, guard },
         }
     }
 
@@ -121,17 +119,18 @@ where
                     State::decided(work.take(), face, result)
                 }
                 StateProj::Readying { work, guard } => match ready!(poll_ready(work, cx)) {
-                    Ok(()) => State::called(work.take(), guard.take()),
-                    Err(error) => State::failed(work, guard.take(), error),
+                    Ok(()) => State::called(work.take(), mem::take(guard)),
+                    Err(error) => {
+                        // Before the slot is free, as always.
+                        *work = None;
+                        State::answered(F::finish(mem::take(guard), Err(error)))
+                    }
                 },
                 StateProj::Running { future, guard } => {
                     let result = ready!(future.poll(cx));
-                    let guard = guard.take();
+                    let guard = mem::take(guard);
                     state.set(State::Done);
-                    match guard {
-                        Some(guard) => return Poll::Ready(F::finish(guard, result)),
-                        None => State::Done,
-                    }
+                    return Poll::Ready(F::finish(guard, result));
                 }
                 StateProj::Answered { answer } => match answer.take() {
                     Some(answer) => return Poll::Ready(answer),
@@ -152,7 +151,7 @@ where
     fn decided(work: Option<(S, Req)>, face: &F, result: Result<Permit, Rejected>) -> Self {
         match (work, result) {
             (Some((service, mut req)), Ok(permit)) => Self::Readying {
-                guard: Some(face.admit(&mut req, Some(permit.of_request()))),
+                guard: face.admit(&mut req, Some(permit.of_request())),
                 work: Some((service, req)),
             },
             (Some((_, req)), Err(rejected)) => Self::answered(face.refuse(&req, rejected)),
@@ -160,7 +159,7 @@ where
         }
     }
 
-    fn called(work: Option<(S, Req)>, guard: Option<F::Guard>) -> Self {
+    fn called(work: Option<(S, Req)>, guard: F::Guard) -> Self {
         match work {
             Some((mut service, req)) => Self::Running {
                 future: service.call(req),
@@ -168,16 +167,6 @@ where
             },
             None => Self::Done,
         }
-    }
-
-    /// The inner service failed to get ready.
-    fn failed(work: &mut Option<(S, Req)>, guard: Option<F::Guard>, error: S::Error) -> Self {
-        // Before the slot is free, as always.
-        *work = None;
-        Self::answered(match guard {
-            Some(guard) => F::finish(guard, Err(error)),
-            None => Err(F::fail(error)),
-        })
     }
 
     fn answered(answer: Result<F::Response, F::Error>) -> Self {

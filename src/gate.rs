@@ -12,7 +12,7 @@ use crate::{
     queue::Queue,
     sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock},
     waiter::{Outcome, Waiter},
-    word::{IN_FLIGHT, ONE_WAITING, Word},
+    word::{IN_FLIGHT, ONE_WAITING, Rule, Word},
 };
 
 #[derive(Debug)]
@@ -128,6 +128,18 @@ impl Gate {
         self.update(|word| word.admits_own().then(|| word.entered()))
     }
 
+    /// Takes a slot if the limit is only pretended; returns what the gate was like before.
+    pub(crate) fn enter_dry(&self) -> Option<Word> {
+        let mut word = self.word();
+        while word.is_dry() && word.admits_own() {
+            match self.exchange(word, word.entered()) {
+                Ok(()) => return Some(word),
+                Err(now) => word = now,
+            }
+        }
+        None
+    }
+
     /// Takes a place in the line, whatever there is in front of it.
     pub(crate) fn push(&self, waker: Waker, since: u64) -> Arc<Waiter> {
         let mut queue = self.lock();
@@ -169,24 +181,37 @@ impl Gate {
     }
 
     /// Changes the limit if `still` holds under the lock that every waiter passes; returns who is
-    /// refused by that and has to be woken, which is all who wait if the limit is 0.
+    /// refused by that and has to be woken, which is all who wait if the limit is 0 and meant.
     ///
     /// A cut takes effect as requests leave, before any waiter enters.
-    pub(crate) fn set_limit(&self, limit: usize, still: impl FnOnce() -> bool) -> Option<Refused> {
+    pub(crate) fn set_limit(&self, rule: Rule, still: impl FnOnce() -> bool) -> Option<Refused> {
         let queue = self.lock();
         if !still() {
             return None;
         }
-        if limit > 0 {
-            self.update(|word| Some(word.with_limit(limit)));
+        if rule.limit > 0 || rule.dry {
+            self.update(|word| Some(word.with_rule(rule)));
             return Some(Refused::default());
         }
-        Some(self.expel(queue, |word| word.with_limit(0)))
+        Some(self.expel(queue, |word| word.with_rule(rule)))
     }
 
     /// Refuses all who come, and all who wait; returns those to be woken.
     pub(crate) fn close(&self) -> Refused {
         self.expel(self.lock(), Word::closed)
+    }
+
+    /// Refuses all who come; those who wait are served as before.
+    pub(crate) fn close_to_newcomers(&self) {
+        self.update(|word| Some(word.closed()));
+    }
+
+    /// Since when the oldest waiter waits.
+    pub(crate) fn oldest(&self) -> Option<u64> {
+        match self.word().waiting() {
+            0 => None,
+            _ => Some(self.lock().iter().next()?.since),
+        }
     }
 
     /// Asks that the last [`leave`](Self::leave) tell. `false` if nothing is in flight now.

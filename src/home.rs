@@ -15,7 +15,7 @@ use crate::{
     gate::Gate,
     observe::{Event, Watch},
     reject::{RejectReason, Rejected},
-    sync::{Arc, Mutex, lock},
+    sync::{Arc, AtomicU64, Mutex, Ordering, lock},
     waiter::{Outcome, Waiter},
 };
 
@@ -30,6 +30,8 @@ pub(crate) struct Home {
     drains: Mutex<Vec<Arc<Waiter>>>,
     refusals: Backoff,
     watch: OnceLock<Watch>,
+    // Refusals of dry runs.
+    pub(crate) would_refuse: AtomicU64,
 }
 
 impl Home {
@@ -39,6 +41,7 @@ impl Home {
             drains: Mutex::new(Vec::new()),
             refusals: Backoff::new(),
             watch: OnceLock::new(),
+            would_refuse: AtomicU64::new(0),
         }
     }
 
@@ -53,6 +56,9 @@ impl Home {
 
     /// Tells who watches, if anybody does; `tenant` is a [`Tenant`](crate::tenant::Tenant).
     pub(crate) fn tell(&self, tenant: &dyn Any, event: Event) {
+        if let Event::WouldRefuse { .. } = event {
+            self.would_refuse.fetch_add(1, Ordering::Relaxed);
+        }
         if let Some(watch) = self.watch.get() {
             watch.tell(tenant, event);
         }

@@ -2,16 +2,18 @@
 
 use std::fmt;
 
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use http::{Extensions, HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body::Body;
 
 use crate::{
     body::ResponseBody,
-    error::{BoxError, Error},
-    face::{Errors, Face, end, sealed},
+    face::{Errors, Face, sealed},
     layer::TenantConcurrencyLayer,
+    observe::Ending,
     permit::Permit,
+    rate_limit,
     reject::{RejectReason, Rejected},
+    shared_permit::{SharedPermit, Slot, end},
 };
 
 /// How long an admitted HTTP request keeps its permit.
@@ -43,17 +45,10 @@ impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
     pub fn http(self) -> TenantConcurrencyLayer<K, X, Http> {
         self.map_face(|Errors(())| Http {
             hold: Hold::default(),
+            policy: None,
+            share: false,
             on_reject: Problem(()),
         })
-    }
-
-    /// Leaves refusals errors, as clients want them, but holds the permit to the end of the body
-    /// of the HTTP response.
-    ///
-    /// A call that is dropped gives its slot back at once, though the receiver may still be at work
-    /// on it.
-    pub fn hold_body(self) -> TenantConcurrencyLayer<K, X, BodyErrors> {
-        self.map_face(|Errors(())| BodyErrors(()))
     }
 }
 
@@ -61,6 +56,78 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     /// Sets how long an admitted request keeps its permit.
     pub fn hold(self, hold: Hold) -> Self {
         self.map_face(|face| Http { hold, ..face })
+    }
+
+    /// Puts a [`SharedPermit`] into the extensions of each admitted request, for the work that a
+    /// handler leaves behind: while a clone of it lives, the slot is in use.
+    ///
+    /// What keeps the slot is the response, as [`hold`](Self::hold) says, and whatever holds a
+    /// clone: the request itself until it is dropped, what the handler has moved one into, and
+    /// whoever clones the extensions. A connection that is upgraded is none of these: its slot
+    /// ends with the head of the response (101, or 200 to an extended CONNECT), unless the task
+    /// that serves it holds a clone.
+    ///
+    /// A request that is not limited, because it is [exempt](Self::exempt) or
+    /// [bypasses](crate::MissingTenant::Bypass) the limit, gets no handle.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use axum::{Extension, Router, routing::post};
+    /// use tower_tenant::{SharedPermit, TenantConcurrencyLayer, header};
+    ///
+    /// async fn import(Extension(permit): Extension<SharedPermit>) -> &'static str {
+    ///     tokio::task::spawn_blocking(move || {
+    ///         // Takes minutes; meanwhile the tenant has one slot less.
+    ///         drop(permit);
+    ///     });
+    ///     "started"
+    /// }
+    ///
+    /// let layer = TenantConcurrencyLayer::<String, _>::new(2, header("x-tenant-id"))
+    ///     .http()
+    ///     .share_permit();
+    /// let app: Router = Router::new().route("/import", post(import)).layer(layer);
+    /// ```
+    pub fn share_permit(self) -> Self {
+        self.map_face(|face| Http {
+            share: true,
+            ..face
+        })
+    }
+
+    /// Tells callers their limit: adds `RateLimit-Policy` and `RateLimit` to responses, as
+    /// [draft-ietf-httpapi-ratelimit-headers](https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/)
+    /// has them, with the quota unit `concurrent-requests` and a policy called `name`.
+    ///
+    /// An admitted request is told the limit of its tenant and how many more requests it may have
+    /// in flight when the response begins; one that is refused for the limit, queue or wait of its
+    /// tenant is told that there are none, and when to come back. Other refusals, and requests that
+    /// are not limited, are told nothing. What the inner service says of policies of its own stays.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `name` is empty, or has quotes, backslashes or anything but printable ASCII.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{TenantConcurrencyLayer, header};
+    ///
+    /// let layer = TenantConcurrencyLayer::<String, _>::new(4, header("x-tenant-id"))
+    ///     .http()
+    ///     .rate_limit_headers("tenant"); // RateLimit: "tenant";r=3
+    /// ```
+    #[track_caller]
+    pub fn rate_limit_headers(self, name: &'static str) -> Self {
+        assert!(
+            rate_limit::is_name(name),
+            "the name of a rate limit policy is printable ASCII without quotes and backslashes"
+        );
+        self.map_face(|face| Http {
+            policy: Some(name),
+            ..face
+        })
     }
 
     /// Answers refused requests with what `on_reject` makes of the refusal: a closure
@@ -91,6 +158,8 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     {
         self.map_face(|face| Http {
             hold: face.hold,
+            policy: face.policy,
+            share: face.share,
             on_reject,
         })
     }
@@ -99,8 +168,10 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
 /// Refusals are HTTP responses; made by [`TenantConcurrencyLayer::http`].
 #[derive(Clone, Copy)]
 pub struct Http<R = Problem> {
-    hold: Hold,
-    on_reject: R,
+    pub(crate) hold: Hold,
+    pub(crate) policy: Option<&'static str>,
+    pub(crate) share: bool,
+    pub(crate) on_reject: R,
 }
 
 /// Makes the response to a refused request.
@@ -120,7 +191,7 @@ impl<B: Body, F: Fn(&Rejected) -> Response<B>> OnReject<B> for F {
 /// The response to a refused request unless another is asked for: status, `Retry-After`, and a
 /// small problem document.
 #[derive(Clone, Copy, Debug)]
-pub struct Problem(());
+pub struct Problem(pub(crate) ());
 
 impl<B> OnReject<B> for Problem {
     fn respond(&self, rejected: &Rejected, _: &HeaderMap) -> Response<ResponseBody<B>> {
@@ -165,6 +236,36 @@ fn problem(status: StatusCode, rejected: &Rejected) -> String {
     )
 }
 
+/// Puts a handle on the permit where the handler finds it.
+fn share(extensions: &mut Extensions, permit: Permit) -> Slot {
+    let (slot, handle) = SharedPermit::new(permit, extensions.remove());
+    extensions.insert(handle);
+    slot
+}
+
+/// Makes the response to a refused request that had these headers, and marks it.
+pub(crate) fn refusal<B>(
+    on_reject: &impl OnReject<B>,
+    headers: &HeaderMap,
+    rejected: Rejected,
+) -> Response<ResponseBody<B>> {
+    let mut response = on_reject.respond(&rejected, headers);
+    if let Some(delay) = rejected.retry_after() {
+        let header = response.headers_mut().entry(header::RETRY_AFTER);
+        header.or_insert_with(|| delay.as_secs().into());
+    }
+    response.extensions_mut().insert(rejected);
+    response
+}
+
+/// What an admitted request takes along.
+#[derive(Debug, Default)]
+pub struct HttpGuard {
+    hold: Hold,
+    policy: Option<&'static str>,
+    slot: Option<Slot>,
+}
+
 impl<R> sealed::Sealed for Http<R> {}
 
 impl<R, Q, B, E> Face<Request<Q>, Response<B>, E> for Http<R>
@@ -174,29 +275,41 @@ where
 {
     type Response = Response<ResponseBody<B>>;
     type Error = E;
-    type Guard = (Hold, Option<Permit>);
+    type Guard = HttpGuard;
 
-    fn admit(&self, _: &mut Request<Q>, permit: Option<Permit>) -> Self::Guard {
-        (self.hold, permit)
+    fn admit(&self, req: &mut Request<Q>, permit: Option<Permit>) -> Self::Guard {
+        let slot = permit.map(|permit| match self.share {
+            true => share(req.extensions_mut(), permit),
+            false => Slot::Sole(permit),
+        });
+        HttpGuard {
+            hold: self.hold,
+            policy: self.policy,
+            slot,
+        }
     }
 
     fn finish(
-        (hold, mut permit): Self::Guard,
-        result: Result<Response<B>, E>,
+        mut guard: HttpGuard,
+        mut result: Result<Response<B>, E>,
     ) -> Result<Self::Response, E> {
-        if hold == Hold::Head {
-            end(permit.take(), &result);
+        if let (Some(policy), Ok(response)) = (guard.policy, &mut result) {
+            if let Some(permit) = guard.slot.as_ref().and_then(Slot::permit) {
+                let (limit, in_flight) = permit.figures();
+                rate_limit::admitted(response.headers_mut(), policy, limit, in_flight);
+            }
         }
-        held_by_body(result, permit)
+        if guard.hold == Hold::Head {
+            end(guard.slot.take(), Ending::of(&result));
+        }
+        held_by_body(result, guard.slot)
     }
 
     fn refuse(&self, req: &Request<Q>, rejected: Rejected) -> Result<Self::Response, E> {
-        let mut response = self.on_reject.respond(&rejected, req.headers());
-        if let Some(delay) = rejected.retry_after() {
-            let header = response.headers_mut().entry(header::RETRY_AFTER);
-            header.or_insert_with(|| delay.as_secs().into());
+        let mut response = refusal(&self.on_reject, req.headers(), rejected);
+        if let Some(policy) = self.policy {
+            rate_limit::refused(response.headers_mut(), policy, &rejected);
         }
-        response.extensions_mut().insert(rejected);
         Ok(response)
     }
 
@@ -205,16 +318,15 @@ where
     }
 }
 
-fn held_by_body<B: Body, E>(
+pub(crate) fn held_by_body<B: Body, E>(
     result: Result<Response<B>, E>,
-    permit: Option<Permit>,
+    slot: Option<Slot>,
 ) -> Result<Response<ResponseBody<B>>, E> {
     match result {
-        Ok(response) => Ok(response.map(|body| ResponseBody::new(body, permit))),
+        Ok(response) => Ok(response.map(|body| ResponseBody::new(body, slot))),
         Err(error) => {
-            let failed = Err(error);
-            end(permit, &failed);
-            failed
+            end(slot, Ending::Failed);
+            Err(error)
         }
     }
 }
@@ -223,43 +335,7 @@ impl<R> fmt::Debug for Http<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Http")
             .field("hold", &self.hold)
+            .field("share", &self.share)
             .finish_non_exhaustive()
-    }
-}
-
-/// Refusals are errors; the permit is held to the end of the body of the HTTP response.
-///
-/// Made by [`TenantConcurrencyLayer::hold_body`].
-#[derive(Clone, Copy, Debug)]
-pub struct BodyErrors(());
-
-impl sealed::Sealed for BodyErrors {}
-
-impl<Req, B, E> Face<Req, Response<B>, E> for BodyErrors
-where
-    B: Body,
-    E: Into<BoxError>,
-{
-    type Response = Response<ResponseBody<B>>;
-    type Error = Error;
-    type Guard = Option<Permit>;
-
-    fn admit(&self, _: &mut Req, permit: Option<Permit>) -> Option<Permit> {
-        permit
-    }
-
-    fn finish(
-        permit: Option<Permit>,
-        result: Result<Response<B>, E>,
-    ) -> Result<Self::Response, Error> {
-        held_by_body(result, permit).map_err(Error::inner)
-    }
-
-    fn refuse(&self, _: &Req, rejected: Rejected) -> Result<Self::Response, Error> {
-        Err(rejected.into())
-    }
-
-    fn fail(error: E) -> Error {
-        Error::inner(error)
     }
 }

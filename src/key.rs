@@ -2,8 +2,6 @@
 
 use std::{borrow::Cow, fmt, hash::Hash, marker::PhantomData};
 
-use crate::reject::RejectReason;
-
 /// Takes the id of the tenant out of a request.
 ///
 /// A closure `Fn(&Req) -> Option<Key>` is one, [`borrowed`] makes one of a closure that returns a
@@ -34,7 +32,7 @@ pub trait ExtractTenant<Req> {
     fn extract<'r>(&self, req: &'r Req) -> Result<Cow<'r, Self::Id>, NoTenant>;
 }
 
-/// Why a request has no tenant.
+/// Why a request has no tenant to be counted against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NoTenant {
@@ -42,15 +40,9 @@ pub enum NoTenant {
     Missing,
     /// The request names one in a way that cannot be used.
     Invalid,
-}
-
-impl From<NoTenant> for RejectReason {
-    fn from(why: NoTenant) -> Self {
-        match why {
-            NoTenant::Missing => Self::MissingTenant,
-            NoTenant::Invalid => Self::InvalidTenant,
-        }
-    }
+    /// The request is not to be limited, whatever tenant it names; see
+    /// [`exempt`](crate::TenantConcurrencyLayer::exempt).
+    Exempt,
 }
 
 impl<Req, K, F> ExtractTenant<Req> for F

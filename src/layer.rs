@@ -7,6 +7,7 @@ use tower_layer::Layer;
 use crate::{
     capacity::Capacity,
     evict::Evictor,
+    exempt::Exempt,
     face::Errors,
     limiter::TenantLimiter,
     limits::Limits,
@@ -148,6 +149,37 @@ impl<K, X: Clone, F: Clone> TenantConcurrencyLayer<K, X, F> {
         })
     }
 
+    /// Lets the requests that `exempts` returns `true` for pass unlimited, and counts them: health
+    /// checks, preflights, streams that another layer limits.
+    ///
+    /// It is asked first: nothing else is asked of the request, no tenant is tracked for it, and it
+    /// passes even if the limiter is closed. Should it panic, the request fails with the panic, and
+    /// nothing else changes. Of several, any may exempt a request.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "http")] {
+    /// use http::{Method, Request};
+    /// use tower_tenant::{TenantConcurrencyLayer, header};
+    ///
+    /// let layer = TenantConcurrencyLayer::<String, _>::new(4, header("x-tenant-id"))
+    ///     .exempt(|req: &Request<_>| {
+    ///         req.method() == Method::OPTIONS || req.uri().path() == "/health"
+    ///     })
+    ///     .http();
+    /// # let app: axum::Router = axum::Router::new().layer(layer);
+    /// # }
+    /// ```
+    pub fn exempt<P>(self, exempts: P) -> TenantConcurrencyLayer<K, Exempt<X, P>, F> {
+        self.map(|settings| Settings {
+            limiter: settings.limiter,
+            extract: Exempt::new(settings.extract, exempts),
+            missing: settings.missing,
+            face: settings.face,
+        })
+    }
+
     fn map_limiter(self, map: impl FnOnce(TenantLimiter<K>) -> TenantLimiter<K>) -> Self {
         self.map(|settings| Settings {
             limiter: map(settings.limiter),
@@ -166,10 +198,10 @@ impl<K, X: Clone, F: Clone> TenantConcurrencyLayer<K, X, F> {
     }
 
     // Clones of the layer, and what it has wrapped already, keep the settings they have.
-    fn map<G>(
+    fn map<Y, G>(
         self,
-        map: impl FnOnce(Settings<K, X, F>) -> Settings<K, X, G>,
-    ) -> TenantConcurrencyLayer<K, X, G> {
+        map: impl FnOnce(Settings<K, X, F>) -> Settings<K, Y, G>,
+    ) -> TenantConcurrencyLayer<K, Y, G> {
         TenantConcurrencyLayer::of(map(Arc::unwrap_or_clone(self.settings)))
     }
 }

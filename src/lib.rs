@@ -7,7 +7,8 @@
 //! - [`Capacity`] bounds all tenants together and divides the slots fairly between them.
 //!
 //! The feature `http`, on by default, adds refusals as responses, permits held by response bodies,
-//! and tenants taken from headers and request extensions.
+//! and tenants taken from headers and request extensions. `reqwest` lets bodies of reqwest hold
+//! permits, `reqwest-middleware` adds `TenantMiddleware`, and `tonic` adds refusals as gRPC statuses.
 //!
 //! # Examples
 //!
@@ -39,49 +40,75 @@ mod acquire;
 mod backoff;
 #[cfg(feature = "http")]
 mod body;
+#[cfg(feature = "http")]
+mod body_errors;
 mod capacity;
 mod contain;
+mod drain;
 mod entry;
 mod error;
 mod evict;
-mod exceptions;
+mod exempt;
 mod face;
 mod fair;
 mod future;
 mod gate;
+#[cfg(feature = "tonic")]
+mod grpc;
 mod home;
 #[cfg(feature = "http")]
 mod http;
 #[cfg(feature = "http")]
 mod http_key;
+#[cfg(feature = "inspect")]
+mod inspect;
 mod key;
 mod layer;
 mod limiter;
 mod limits;
+mod live;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod missing;
 #[cfg(all(test, tenant_loom))]
 mod model;
 mod observe;
 mod overflow;
+mod overrides;
+mod owners;
 mod permit;
 mod pool;
 mod queue;
+#[cfg(feature = "http")]
+mod rate_limit;
 mod reject;
+#[cfg(feature = "reqwest")]
+mod reqwest;
+#[cfg(feature = "reqwest-middleware")]
+mod reqwest_middleware;
 mod service;
+mod settings;
 mod shared;
+#[cfg(feature = "http")]
+mod shared_permit;
+mod snapshot;
 mod stats;
 mod sweeper;
 mod sync;
 mod table;
 mod tenant;
 mod timer;
+#[cfg(feature = "tracing")]
+mod trace;
 mod waiter;
 mod word;
 
 pub use crate::{
     capacity::Capacity,
+    drain::Left,
     error::{BoxError, Error},
     evict::Evictor,
+    exempt::Exempt,
     face::{Errors, Face},
     future::ResponseFuture,
     key::{Borrowed, ExtractTenant, NoTenant, borrowed},
@@ -91,18 +118,38 @@ pub use crate::{
     missing::MissingTenant,
     observe::{Ending, Event, Observer},
     overflow::Overflow,
+    overrides::Override,
     permit::Permit,
     reject::{RejectReason, Rejected},
     service::TenantConcurrency,
+    settings::{NoCapacity, Settings},
+    snapshot::{Column, Snapshot, TenantSnapshot},
     stats::Stats,
 };
 
 #[cfg(feature = "http")]
 pub use crate::{
     body::ResponseBody,
-    http::{BodyErrors, Hold, Http, OnReject, Problem},
+    body_errors::BodyErrors,
+    http::{Hold, Http, OnReject, Problem},
     http_key::{FromExtension, FromHeader, extension, header},
+    shared_permit::SharedPermit,
 };
+
+#[cfg(feature = "reqwest-middleware")]
+pub use crate::reqwest_middleware::TenantMiddleware;
+
+#[cfg(feature = "tonic")]
+pub use crate::grpc::Grpc;
+
+#[cfg(feature = "metrics")]
+pub use crate::metrics::{Metrics, TenantMetrics};
+
+#[cfg(feature = "tracing")]
+pub use crate::trace::Trace;
+
+#[cfg(feature = "inspect")]
+pub use crate::inspect::{Inspect, InspectFuture};
 
 /// The examples of the README, compiled.
 #[cfg(all(doctest, feature = "http"))]

@@ -4,7 +4,6 @@ use std::{
     borrow::{Borrow, Cow},
     fmt,
     hash::Hash,
-    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync,
     time::Duration,
 };
@@ -12,12 +11,10 @@ use std::{
 use crate::{
     acquire::{Acquire, Attempt, attempt},
     capacity::Capacity,
-    contain::dispose,
     entry::{Entry, Tracked},
     evict::Evictor,
-    key::NoTenant,
     limits::Limits,
-    observe::{Observer, Watch},
+    observe::{Event, Observer, Watch},
     overflow::Overflow,
     permit::Permit,
     pool::Pool,
@@ -53,7 +50,7 @@ use crate::{
 /// assert!(limiter.try_acquire("acme").is_ok());
 /// ```
 pub struct TenantLimiter<K> {
-    shared: sync::Arc<Shared<K>>,
+    pub(crate) shared: sync::Arc<Shared<K>>,
     overflow: Overflow,
 }
 
@@ -174,17 +171,6 @@ impl<K> TenantLimiter<K> {
         self.shared.nameless.get().is_some() || self.tracked() > 0
     }
 
-    /// Changes how many requests may be in flight over all tenants; nothing if the limiter was
-    /// built without a [`capacity`](Self::capacity).
-    ///
-    /// A raise admits waiters at once. A cut takes effect as requests end, before any waiter is
-    /// admitted; nothing in flight is revoked.
-    pub fn set_capacity(&self, slots: usize) {
-        if let Some(common) = self.shared.capacity.get() {
-            common.pool.set_capacity(slots);
-        }
-    }
-
     /// Returns the figures over all tenants, or `None` without a [`capacity`](Self::capacity). The
     /// limit is the capacity.
     #[must_use]
@@ -216,6 +202,12 @@ impl<K> TenantLimiter<K> {
         self.shared.bypassed.load(Ordering::Relaxed)
     }
 
+    /// Returns how many exempt requests were let through so far.
+    #[must_use]
+    pub fn exempted(&self) -> u64 {
+        self.shared.exempted.load(Ordering::Relaxed)
+    }
+
     /// Evicts each tenant that was idle for as long as the [`Evictor`] says; returns how many.
     ///
     /// One sweep of what the evictor does by itself, for where no runtime is. A key that panics
@@ -237,71 +229,6 @@ impl<K> TenantLimiter<K> {
             .sum()
     }
 
-    /// Refuses all requests from now on, and all that wait.
-    ///
-    /// Requests in flight are not touched; [`drain`](Self::drain) waits for them.
-    pub fn close(&self) {
-        self.shared.closed.store(true, Ordering::Release);
-        // An entry that is not in the table yet will not get there open.
-        self.shared.limits.raise_edition();
-        self.shared.nameless().entry.close();
-        for entries in self.shared.table.entries() {
-            for tracked in entries {
-                tracked.entry.close();
-            }
-        }
-    }
-
-    /// Returns whether the limiter was closed.
-    #[must_use]
-    pub fn is_closed(&self) -> bool {
-        self.shared.closed.load(Ordering::Acquire)
-    }
-
-    /// Resolves when nothing is in flight.
-    ///
-    /// [Close](Self::close) the limiter first, or new requests may keep it busy for ever. Requests
-    /// that were let through unlimited do not count.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future changes nothing.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use tower_tenant::{RejectReason, TenantLimiter};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() {
-    /// let limiter = TenantLimiter::<u64>::new(4);
-    /// let running = limiter.try_acquire(&7).unwrap();
-    ///
-    /// limiter.close();
-    /// let refused = limiter.try_acquire(&7).unwrap_err();
-    /// assert_eq!(refused.reason(), RejectReason::Closed);
-    ///
-    /// drop(running);
-    /// limiter.drain().await;
-    /// # }
-    /// ```
-    pub async fn drain(&self) {
-        while self.drain_once().await {}
-    }
-
-    /// Waits for each tenant in turn. `false` if there was nothing to wait for.
-    async fn drain_once(&self) -> bool {
-        let nameless = &self.shared.nameless().entry.gate;
-        let mut waited = self.shared.home.idle(nameless).await;
-        for shard in 0..self.shared.table.shards() {
-            // One at a time: those that are idle meanwhile may be evicted.
-            while let Some(busy) = self.shared.table.find(shard, Entry::is_busy) {
-                waited |= self.shared.home.idle(&busy.entry.gate).await;
-            }
-        }
-        waited
-    }
-
     pub(crate) fn policy(&self) -> Overflow {
         self.overflow
     }
@@ -318,11 +245,15 @@ impl<K> TenantLimiter<K> {
         }
     }
 
-    /// Refuses a request that names no tenant.
-    pub(crate) fn refuse_nameless(&self, why: NoTenant) -> Rejected {
-        self.shared
-            .home
-            .refuse(Rejected::new(why.into()), &Nameless)
+    /// Refuses a request that names no tenant, unless in a dry run.
+    pub(crate) fn refuse_nameless(&self, why: RejectReason) -> Result<(), Rejected> {
+        let rejected = Rejected::new(why);
+        if self.shared.limits.is_dry() && !self.is_closed() {
+            let event = Event::WouldRefuse { rejected };
+            self.shared.home.tell(&Nameless, event);
+            return Ok(());
+        }
+        Err(self.shared.home.refuse(rejected, &Nameless))
     }
 
     /// Lets a request pass unlimited, unless the limiter is closed.
@@ -332,6 +263,11 @@ impl<K> TenantLimiter<K> {
         }
         self.shared.bypassed.fetch_add(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Counts a request that passes unlimited even when the limiter is closed.
+    pub(crate) fn exempt(&self) {
+        self.shared.exempted.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -436,78 +372,6 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         Q: Hash + Eq + ?Sized,
     {
         self.stats(tenant).map_or(0, |stats| stats.waiting)
-    }
-
-    /// Sets the limits of all tenants that have none of their own, for all handles.
-    ///
-    /// A raise admits waiters at once. A cut takes effect as requests end, before any waiter is
-    /// admitted; nothing in flight is revoked. Setting [`Limits::by`] again asks the function again
-    /// for each tracked tenant; a tenant makes no room for others while it is asked about.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the function of [`Limits::by`] does, once all other tenants have their new limit.
-    pub fn set_limits(&self, limits: impl Into<Limits<K>>) {
-        self.shared.limits.set(limits.into());
-        let mut panicked = None;
-        for entries in self.shared.table.entries() {
-            for tracked in entries {
-                let update = AssertUnwindSafe(|| self.shared.update_limit(&tracked));
-                match (catch_unwind(update), &panicked) {
-                    (Ok(()), _) => {}
-                    (Err(panic), None) => panicked = Some(panic),
-                    (Err(panic), Some(_)) => dispose(panic),
-                }
-            }
-        }
-        if let Some(panic) = panicked {
-            resume_unwind(panic);
-        }
-    }
-
-    /// Sets a limit for one tenant, which stays when the tenant is evicted, until it is
-    /// [cleared](Self::clear_limit).
-    ///
-    /// It takes effect as [`set_limits`](Self::set_limits) tells; 0 pauses the tenant: it is
-    /// refused, and so are those of its requests that wait.
-    pub fn set_limit<Q>(&self, tenant: &Q, limit: usize)
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
-        self.shared.limits.set_exception(tenant.to_owned(), limit);
-        self.shared.update_limit_of(tenant);
-    }
-
-    /// Lets one tenant have the limit that applies to all again.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the function of [`Limits::by`] does; a tenant that is tracked then keeps its limit
-    /// until limits are next set.
-    pub fn clear_limit<Q>(&self, tenant: &Q)
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ?Sized,
-    {
-        self.shared.limits.clear_exception(tenant);
-        self.shared.update_limit_of(tenant);
-    }
-
-    /// Sets the weight of one tenant, which stays when the tenant is evicted; 0 is taken as 1, and
-    /// more than 1 048 576 as that.
-    ///
-    /// Weights divide the [`capacity`](Self::capacity).
-    pub fn set_weight<Q>(&self, tenant: &Q, weight: usize)
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
-        self.shared.weights.set(tenant.to_owned(), weight);
-        self.shared.limits.raise_edition();
-        if let Some(tracked) = self.shared.get(tenant) {
-            while !self.shared.update_weight(&tracked) {}
-        }
     }
 
     /// Takes a slot of `tenant` if there is room; else decides whether the request may take one of

@@ -1,12 +1,12 @@
 //! How many requests each tenant may have in flight.
 
-use std::{borrow::Borrow, fmt, hash::Hash, sync};
+use std::{fmt, hash::Hash, sync};
 
 use crate::{
-    exceptions::Exceptions,
-    sync::{AtomicU64, Ordering, RwLock, read, write},
+    overrides::{Change, Known, Overrides, changes},
+    sync::{AtomicBool, AtomicU64, Ordering, RwLock, read, write},
     tenant::Tenant,
-    word,
+    word::{self, Rule},
 };
 
 /// The limit of each tenant: one number for all, or a function of the tenant.
@@ -43,6 +43,14 @@ impl<K> Limits<K> {
         Self(Source::Function(sync::Arc::new(limit)))
     }
 
+    /// The number, if it is one for all.
+    pub(crate) fn number(&self) -> Option<usize> {
+        match self.0 {
+            Source::Number(limit) => Some(limit),
+            Source::Function(_) => None,
+        }
+    }
+
     fn of(&self, tenant: &K) -> usize {
         match &self.0 {
             Source::Number(limit) => *limit,
@@ -75,15 +83,16 @@ impl<K> fmt::Debug for Limits<K> {
     }
 }
 
-/// The limits in force: those for all tenants, and exceptions for some.
+/// The limits in force: those for all tenants, and what some have for themselves.
 pub(crate) struct LimitBook<K> {
     limits: RwLock<Limits<K>>,
-    exceptions: Exceptions<K>,
+    pub(crate) overrides: Overrides<K>,
     // Raised after each change and before it is applied: a limit that was worked out at an older
     // edition must not be put in force.
     edition: AtomicU64,
     // Raised when the limits for all are replaced: only then is their function asked again.
     issue: AtomicU64,
+    dry: AtomicBool,
 }
 
 /// What the limits for all say of one tenant, and which issue of them.
@@ -94,9 +103,10 @@ impl<K> LimitBook<K> {
     pub(crate) fn new(limits: Limits<K>) -> Self {
         Self {
             limits: RwLock::new(limits),
-            exceptions: Exceptions::new(),
+            overrides: Overrides::new(),
             edition: AtomicU64::new(0),
             issue: AtomicU64::new(0),
+            dry: AtomicBool::new(false),
         }
     }
 
@@ -115,33 +125,50 @@ impl<K> LimitBook<K> {
         drop(stale);
     }
 
-    pub(crate) fn set_exception(&self, tenant: K, limit: usize)
+    /// Replaces all overrides and, if there are any, the limits for all, in one step; returns what
+    /// single tenants had before.
+    pub(crate) fn replace(&self, limits: Option<Limits<K>>, new: Known<K>) -> Vec<Change<K>>
     where
-        K: Hash + Eq,
+        K: Eq,
     {
-        self.exceptions.set(tenant, limit);
+        let kept = new.clone();
+        let mut common = write(&self.limits);
+        let old = std::mem::replace(&mut *self.overrides.write(), new);
+        let stale = limits.map(|limits| std::mem::replace(&mut *common, limits));
+        drop(common);
+        if stale.is_some() {
+            self.issue.fetch_add(1, Ordering::AcqRel);
+        }
+        self.raise_edition();
+        changes(&old, &kept)
+    }
+
+    /// Lets limits be pretended only, of all tenants that have nothing of that kind themselves.
+    pub(crate) fn set_dry(&self, dry: bool) {
+        self.dry.store(dry, Ordering::Release);
         self.raise_edition();
     }
 
-    pub(crate) fn clear_exception<Q>(&self, tenant: &Q)
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ?Sized,
-    {
-        self.exceptions.clear(tenant);
-        self.raise_edition();
+    pub(crate) fn is_dry(&self) -> bool {
+        self.dry.load(Ordering::Acquire)
     }
 
-    /// The limit of a tenant. The draft is that of an earlier attempt, or empty.
-    pub(crate) fn of(&self, tenant: &Tenant<K>, draft: &mut Draft) -> usize
+    /// The limit of a tenant, and whether it is pretended. The draft is that of an earlier attempt,
+    /// or empty.
+    pub(crate) fn of(&self, tenant: &Tenant<K>, draft: &mut Draft) -> Rule
     where
         K: Hash + Eq,
     {
-        let Some(tenant) = tenant.key() else { return 0 };
-        let limit = self.exceptions.get(tenant);
-        limit
-            .unwrap_or_else(|| self.common(tenant, draft))
-            .min(word::MAX)
+        let Some(tenant) = tenant.key() else {
+            return 0.into();
+        };
+        let own = self.overrides.get(tenant);
+        let limit = own.limit_in_force();
+        let limit = limit.unwrap_or_else(|| self.common(tenant, draft));
+        Rule {
+            limit: limit.min(word::MAX),
+            dry: own.dry_run.unwrap_or_else(|| self.is_dry()),
+        }
     }
 
     fn common(&self, tenant: &K, draft: &mut Draft) -> usize {

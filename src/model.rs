@@ -318,6 +318,66 @@ fn two_changes_of_a_limit_leave_the_one_in_the_book() {
 }
 
 #[test]
+fn closing_to_newcomers_serves_whoever_waits_already() {
+    explore(|| {
+        let limiter = limiter(1);
+        let permit = limiter.try_acquire(&TENANT).unwrap();
+        let mut waiter = waiting(&limiter);
+        let release = thread::spawn(move || drop(permit));
+        let newcomer = {
+            let limiter = limiter.clone();
+            thread::spawn(move || drop(block_on(acquire(&limiter))))
+        };
+        limiter.close_to_newcomers();
+        drop(block_on(&mut waiter).unwrap());
+        release.join().unwrap();
+        newcomer.join().unwrap();
+        assert!(limiter.try_acquire(&TENANT).is_err());
+        assert_eq!(
+            (limiter.in_flight(&TENANT), limiter.waiting(&TENANT)),
+            (0, 0)
+        );
+    });
+}
+
+#[test]
+fn a_dry_run_that_begins_lets_in_whoever_is_about_to_wait() {
+    explore(|| {
+        let limiter = limiter(1);
+        let permit = limiter.try_acquire(&TENANT).unwrap();
+        let waiter = {
+            let limiter = limiter.clone();
+            thread::spawn(move || drop(block_on(acquire(&limiter)).unwrap()))
+        };
+        limiter.set_dry_run(true);
+        // Nobody leaves: it enters beside the permit.
+        waiter.join().unwrap();
+        drop(permit);
+        limiter.set_dry_run(false);
+        assert_at_rest(&limiter, 1);
+    });
+}
+
+#[test]
+fn a_dry_run_that_ends_leaves_no_slot_behind() {
+    explore(|| {
+        let limiter = limiter(1);
+        limiter.set_dry_run(true);
+        let permit = limiter.try_acquire(&TENANT).unwrap();
+        let visits = [(); 2].map(|()| {
+            let limiter = limiter.clone();
+            thread::spawn(move || drop(block_on(acquire(&limiter))))
+        });
+        limiter.set_dry_run(false);
+        drop(permit);
+        for visit in visits {
+            visit.join().unwrap();
+        }
+        assert_at_rest(&limiter, 1);
+    });
+}
+
+#[test]
 fn close_leaves_nobody_waiting() {
     explore(|| {
         let limiter = limiter(1);
@@ -402,7 +462,7 @@ fn a_gate_is_not_idle_while_a_waiter_is_owed_its_slot() {
     explore(|| {
         let gate = Arc::new(Gate::new(1, false));
         assert!(gate.try_enter().is_ok());
-        let joined = gate.join(1, Waker::noop());
+        let joined = gate.join(1, Waker::noop(), 0);
         assert!(matches!(joined, Joined::Waiting(_)));
         let release = {
             let gate = gate.clone();

@@ -52,6 +52,9 @@ pub enum Event {
     Tracked,
     /// The tenant was idle and is not tracked any more.
     Evicted,
+    /// The task that evicts idle tenants has ended and will not be started again, since the runtime
+    /// it was started on has no time driver; see [`Evictor`](crate::Evictor).
+    EvictorStopped,
     /// A request starts to wait.
     Queued,
     /// A request was admitted.
@@ -66,6 +69,14 @@ pub enum Event {
         /// How long it waited, if it did.
         waited: Option<Duration>,
     },
+    /// In a dry run: a request that is admitted would have been refused. The next event of it is
+    /// `Admitted`, unless no limiter could hold it: it names no tenant.
+    WouldRefuse {
+        /// What the caller would have been told.
+        rejected: Rejected,
+    },
+    /// In a dry run: a request that is admitted would have had to wait.
+    WouldQueue,
     /// A request was dropped by its caller while it waited.
     Cancelled {
         /// How long it waited.
@@ -78,10 +89,22 @@ pub enum Event {
         /// How long it held the slot, if the observer [times holds](Observer::times_holds).
         held: Option<Duration>,
     },
+    /// The limit of a tenant was set, cleared, or overruled by a pause; without a tenant, the limit
+    /// of all that have none of their own.
+    LimitChanged {
+        /// The limit that was set, 0 for a pause. `None` if it was cleared, so that the limit of
+        /// all applies, or if that of all is worked out by a function.
+        limit: Option<usize>,
+    },
+    /// The capacity that all tenants share was set.
+    CapacityChanged {
+        /// How many requests may be in flight.
+        slots: usize,
+    },
 }
 
 /// How an admitted request ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Ending {
     /// There was a response, and the body was read to its end if the slot was held for that long;
@@ -92,6 +115,17 @@ pub enum Ending {
     Failed,
     /// The request, or its response body, was dropped before its end, or panicked.
     Cancelled,
+}
+
+impl Ending {
+    /// How a request ends that is answered by `result`.
+    #[inline]
+    pub(crate) fn of<T, E>(result: &Result<T, E>) -> Self {
+        match result {
+            Ok(_) => Self::Completed,
+            Err(_) => Self::Failed,
+        }
+    }
 }
 
 impl<K, F> Observer<K> for F

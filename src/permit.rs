@@ -20,9 +20,39 @@ use crate::{
 #[must_use = "dropping a permit gives its slot back at once"]
 pub struct Permit {
     held: Held,
-    // By the clock of the limiter; 0 unless an observer times holds.
-    since: u64,
-    ending: Ending,
+    stamp: Stamp,
+}
+
+/// When the request was admitted, by the clock of the limiter and 0 unless an observer times holds;
+/// and how it has ended. One word, for each admitted request carries it along.
+#[derive(Clone, Copy, Debug)]
+struct Stamp(u64);
+
+const FAILED: u64 = 1 << 62;
+const CANCELLED: u64 = 1 << 63;
+
+impl Stamp {
+    #[inline]
+    fn with(self, ending: Ending) -> Self {
+        let since = self.0 & !(FAILED | CANCELLED);
+        Self(match ending {
+            Ending::Completed => since,
+            Ending::Failed => since | FAILED,
+            Ending::Cancelled => since | CANCELLED,
+        })
+    }
+
+    fn since(self) -> u64 {
+        self.0 & !(FAILED | CANCELLED)
+    }
+
+    fn ending(self) -> Ending {
+        match self.0 & (FAILED | CANCELLED) {
+            0 => Ending::Completed,
+            FAILED => Ending::Failed,
+            _ => Ending::Cancelled,
+        }
+    }
 }
 
 impl Permit {
@@ -31,8 +61,7 @@ impl Permit {
     pub(crate) fn of_taken(held: Held) -> Self {
         Self {
             held,
-            since: 0,
-            ending: Ending::Completed,
+            stamp: Stamp(0),
         }
     }
 
@@ -41,29 +70,36 @@ impl Permit {
         let since = held.home.starts_hold();
         held.note(Event::Admitted { waited });
         let mut permit = Self::of_taken(held);
-        permit.since = since;
+        permit.stamp = Stamp(since);
         permit
     }
 
-    /// The request has ended unless told otherwise only if it is dropped.
+    /// The limit of the tenant, and how many of its requests are in flight.
+    #[cfg(feature = "http")]
+    pub(crate) fn figures(&self) -> (usize, usize) {
+        let word = self.held.gate.word();
+        (word.limit(), word.in_flight())
+    }
+
+    /// Takes a drop for a cancellation, unless the request is [ended](Self::end) before.
     #[inline]
     pub(crate) fn of_request(mut self) -> Self {
-        self.ending = Ending::Cancelled;
+        self.stamp = self.stamp.with(Ending::Cancelled);
         self
     }
 
     /// Gives the slot back of a request that has ended.
     #[inline]
     pub(crate) fn end(mut self, ending: Ending) {
-        self.ending = ending;
+        self.stamp = self.stamp.with(ending);
     }
 
     #[cold]
     fn leave_slowly(&self) {
         self.held.leave_slowly();
         self.held.note(Event::Released {
-            ending: self.ending,
-            held: self.held.home.held_since(self.since),
+            ending: self.stamp.ending(),
+            held: self.held.home.held_since(self.stamp.since()),
         });
         self.held.tell_if_idle();
     }

@@ -4,15 +4,16 @@
 //! that is one exchange each. As soon as anybody waits, for whichever of the two, all go through
 //! one lock, and [`Fair`] says who is next; newcomers pass nobody who could be served.
 
-use std::{sync, task::Waker};
+use std::{fmt, sync, task::Waker};
 
 use crate::{
+    contain::contain,
     fair::{Fair, Id},
     gate::{Gate, Joined},
     home::Home,
     sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock},
     waiter::Waiter,
-    word::Word,
+    word::{Rule, Word},
 };
 
 const FIELD: u64 = (1 << 31) - 1;
@@ -48,6 +49,10 @@ impl Level {
 
     fn entered(self) -> Self {
         Self(self.0 + 1)
+    }
+
+    fn left(self) -> Self {
+        Self(self.0 - 1)
     }
 
     fn with_capacity(self, capacity: usize) -> Self {
@@ -91,10 +96,11 @@ pub(crate) struct Share<T> {
 }
 
 /// Who has tenants; the capacity is divided between owners first.
-#[derive(Debug, Default)]
-pub(crate) struct Owner {
+pub(crate) struct Owner<L: ?Sized = dyn Send + Sync> {
     running: AtomicUsize,
     member: Mutex<Option<Id>>,
+    // Dropped with the owner.
+    _lease: L,
 }
 
 /// The answer to a request before it waits.
@@ -133,6 +139,12 @@ impl<T: Ticket> Pool<T> {
 
     pub(crate) fn level(&self) -> Level {
         Level(self.level.load(Ordering::Acquire))
+    }
+
+    /// Nobody waits, and nothing is left of anybody who did.
+    #[cfg(all(test, not(tenant_loom)))]
+    pub(crate) fn is_calm(&self) -> bool {
+        !self.level().is_crowded() && lock(&self.line).fair.is_empty()
     }
 
     /// How many wait.
@@ -204,6 +216,16 @@ impl<T: Ticket> Pool<T> {
         self.update(|level| level.has_room().then(|| level.entered()))
     }
 
+    /// Takes a slot, full or not; returns what the pool was like before.
+    fn take_anyway(&self) -> Level {
+        Level(self.level.fetch_add(1, Ordering::AcqRel))
+    }
+
+    /// Gives a slot back if nobody waits.
+    fn give_back_in_passing(&self) -> bool {
+        self.update(|level| (!level.is_crowded()).then(|| level.left()))
+    }
+
     fn give_back(&self) -> Level {
         Level(self.level.fetch_sub(1, Ordering::AcqRel))
     }
@@ -243,6 +265,14 @@ impl<T: Ticket> Share<T> {
         }
     }
 
+    pub(crate) fn weight(&self) -> u32 {
+        clamp(self.weight.load(Ordering::Relaxed)).max(1)
+    }
+
+    pub(crate) fn owner(&self) -> Option<&sync::Arc<Owner>> {
+        self.owner.as_ref()
+    }
+
     /// Takes both slots, or neither. One exchange more than without a pool if nobody waits.
     pub(crate) fn try_enter(&self, gate: &Gate, places: usize) -> Answer {
         if gate.word().admits_own() && self.pool.try_take() {
@@ -271,7 +301,7 @@ impl<T: Ticket> Share<T> {
             let mut line = lock(&self.pool.line);
             match self.decide(&mut line, gate) {
                 Verdict::Entered => return Answer::Entered,
-                Verdict::Waits(word) if word.has_room() && !word.is_closed() => {
+                Verdict::Waits(word) if word.has_room() => {
                     return Answer::AtCapacity(word);
                 }
                 Verdict::Waits(word) => return Answer::Full(word),
@@ -291,6 +321,9 @@ impl<T: Ticket> Share<T> {
             match self.decide(&mut line, gate) {
                 Verdict::Entered => {
                     self.pool.calm(&mut line);
+                    drop(line);
+                    // Should its drop panic, the slots must not be lost.
+                    contain(|| drop(waker));
                     return Joined::Entered;
                 }
                 Verdict::Waits(word) if word.refuses(places) || word.waiting() >= places => {
@@ -365,6 +398,11 @@ impl<T: Ticket> Share<T> {
         if !word.admits_own() {
             return Verdict::Waits(word);
         }
+        if gate.enter_dry().is_some() {
+            self.pool.take_anyway();
+            self.count_among(line, gate);
+            return Verdict::Entered;
+        }
         if line.fair.next().is_some() {
             return match self.pool.level().has_room() {
                 true => Verdict::Owed,
@@ -378,12 +416,17 @@ impl<T: Ticket> Share<T> {
             self.pool.give_back();
             return Verdict::Owed;
         }
+        self.count_among(line, gate);
+        Verdict::Entered
+    }
+
+    /// Counts a request that has just entered, among those who wait if anybody does.
+    fn count_among(&self, line: &mut Line<T>, gate: &Gate) {
         self.count_in();
         if line.waiting > 0 {
             self.member(line, gate, 1);
             self.sync(line, gate, self.pool.home.now());
         }
-        Verdict::Entered
     }
 
     /// Gives the slot of the pool back, after that of the tenant.
@@ -391,10 +434,15 @@ impl<T: Ticket> Share<T> {
         if let Some(owner) = &self.owner {
             owner.running.fetch_sub(1, Ordering::AcqRel);
         }
-        if self.pool.give_back().is_crowded() {
-            self.sync(&mut lock(&self.pool.line), gate, self.pool.home.now());
-            self.pool.serve();
+        if self.pool.give_back_in_passing() {
+            return;
         }
+        // Under the lock, so that no newcomer takes the slot before the line knows of it.
+        let mut line = lock(&self.pool.line);
+        self.pool.give_back();
+        self.sync(&mut line, gate, self.pool.home.now());
+        drop(line);
+        self.pool.serve();
     }
 
     /// Takes `waiter` out of the line. `false` if its wait is already decided.
@@ -408,22 +456,45 @@ impl<T: Ticket> Share<T> {
     }
 
     /// See [`Gate::set_limit`].
-    pub(crate) fn set_limit(
-        &self,
-        gate: &Gate,
-        limit: usize,
-        still: impl FnOnce() -> bool,
-    ) -> bool {
+    pub(crate) fn set_limit(&self, gate: &Gate, rule: Rule, still: impl FnOnce() -> bool) -> bool {
         let mut line = lock(&self.pool.line);
-        let Some(refused) = gate.set_limit(limit, still) else {
+        let Some(refused) = gate.set_limit(rule, still) else {
             return false;
         };
-        let spent = self.stop_waiting(&mut line, gate, refused.len());
+        let released = self.release_dry(gate);
+        let spent = self.stop_waiting(&mut line, gate, refused.len() + released.len());
         drop(line);
         drop(spent);
         refused.wake();
+        for waiter in released {
+            waiter.wake();
+        }
         self.pool.serve();
         true
+    }
+
+    /// Lets all in who wait, whatever the capacity, if the limit is only pretended. The caller holds
+    /// the lock of the line.
+    fn release_dry(&self, gate: &Gate) -> Vec<Arc<Waiter>> {
+        let mut released = Vec::new();
+        while gate.word().is_dry() {
+            let Some(waiter) = gate.grant() else { break };
+            self.pool.take_anyway();
+            self.count_in();
+            released.push(waiter);
+        }
+        released
+    }
+
+    /// Takes a slot of the pool, full or not, for a request that has one of its tenant. `true` if
+    /// the pool had room.
+    pub(crate) fn enter_dry(&self, gate: &Gate) -> bool {
+        let level = self.pool.take_anyway();
+        match level.is_crowded() {
+            true => self.count_among(&mut lock(&self.pool.line), gate),
+            false => self.count_in(),
+        }
+        level.has_room() && !level.is_crowded()
     }
 
     /// See [`Gate::close`].
@@ -494,6 +565,24 @@ impl<T: Ticket> Share<T> {
         if let Some(owner) = &self.owner {
             owner.running.fetch_add(1, Ordering::AcqRel);
         }
+    }
+}
+
+impl<L: Send + Sync + 'static> Owner<L> {
+    pub(crate) fn new(lease: L) -> sync::Arc<Owner> {
+        sync::Arc::new(Self {
+            running: AtomicUsize::new(0),
+            member: Mutex::new(None),
+            _lease: lease,
+        })
+    }
+}
+
+impl<L: ?Sized> fmt::Debug for Owner<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Owner")
+            .field("running", &self.running)
+            .finish_non_exhaustive()
     }
 }
 

@@ -48,6 +48,30 @@ impl RejectReason {
         }
     }
 
+    /// All there are, in the order of their declaration.
+    #[cfg(feature = "metrics")]
+    pub(crate) const ALL: [Self; 10] = [
+        Self::AtLimit,
+        Self::QueueFull,
+        Self::WaitExpired,
+        Self::Paused,
+        Self::AtCapacity,
+        Self::CapacityQueueFull,
+        Self::Closed,
+        Self::TableFull,
+        Self::MissingTenant,
+        Self::InvalidTenant,
+    ];
+
+    /// The tenant has it in its own hands.
+    #[cfg(feature = "http")]
+    pub(crate) const fn is_own(self) -> bool {
+        matches!(
+            self,
+            Self::AtLimit | Self::QueueFull | Self::WaitExpired | Self::Paused
+        )
+    }
+
     const fn sentence(self) -> &'static str {
         match self {
             Self::AtLimit => "the tenant has too many requests in flight",

@@ -1,7 +1,7 @@
 //! The service: one request, one decision.
 
 use std::{
-    borrow::Borrow,
+    borrow::{Borrow, Cow},
     fmt,
     hash::Hash,
     mem::ManuallyDrop,
@@ -21,7 +21,7 @@ use crate::{
     limiter::TenantLimiter,
     missing::MissingTenant,
     permit::Permit,
-    reject::Rejected,
+    reject::{RejectReason, Rejected},
 };
 
 /// Caps how many requests of one tenant run at once in `S`; made by
@@ -137,7 +137,7 @@ impl<S: Clone> Drop for Readied<'_, S> {
 }
 
 /// How a request that is not refused goes on. Without a permit if it is not limited.
-enum Passage {
+pub(crate) enum Passage {
     Open(Option<Permit>),
     Waits(Held),
 }
@@ -149,26 +149,58 @@ impl<K, X, F> Settings<K, X, F> {
         X: ExtractTenant<Req, Key = K>,
         K: Borrow<X::Id> + Hash + Eq + Clone + Send + Sync + 'static,
     {
-        let attempt = match self.extract.extract(req) {
-            Ok(tenant) => {
-                let places = self.limiter.policy().places();
-                self.limiter.attempt(tenant, places)?
-            }
-            Err(why) => match self.missing {
-                MissingTenant::Share(_) => self.limiter.attempt_nameless()?,
-                MissingTenant::Bypass if why == NoTenant::Missing => {
-                    self.limiter.bypass()?;
-                    return Ok(Passage::Open(None));
-                }
-                MissingTenant::Bypass | MissingTenant::Refuse => {
-                    return Err(self.limiter.refuse_nameless(why));
-                }
-            },
-        };
-        Ok(match attempt {
-            Attempt::Admitted(permit) => Passage::Open(Some(permit.of_request())),
-            Attempt::Waits(held) => Passage::Waits(held),
-        })
+        decide(&self.limiter, self.missing, self.extract.extract(req))
+    }
+}
+
+/// Decides on a request of `tenant`, which may wait as the policy of `limiter` allows.
+#[inline]
+pub(crate) fn decide<K, Q>(
+    limiter: &TenantLimiter<K>,
+    missing: MissingTenant,
+    tenant: Result<Cow<'_, Q>, NoTenant>,
+) -> Result<Passage, Rejected>
+where
+    K: Borrow<Q> + Hash + Eq + Clone + Send + Sync + 'static,
+    Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+{
+    let attempt = match tenant {
+        Ok(tenant) => limiter.attempt(tenant, limiter.policy().places())?,
+        Err(why) => match attempt_without(limiter, missing, why)? {
+            Some(attempt) => attempt,
+            None => return Ok(Passage::Open(None)),
+        },
+    };
+    Ok(match attempt {
+        Attempt::Admitted(permit) => Passage::Open(Some(permit.of_request())),
+        Attempt::Waits(held) => Passage::Waits(held),
+    })
+}
+
+/// Decides on a request without a tenant. `None` if it is not limited.
+fn attempt_without<K>(
+    limiter: &TenantLimiter<K>,
+    missing: MissingTenant,
+    why: NoTenant,
+) -> Result<Option<Attempt>, Rejected> {
+    let reason = match why {
+        NoTenant::Missing => RejectReason::MissingTenant,
+        NoTenant::Invalid => RejectReason::InvalidTenant,
+        NoTenant::Exempt => {
+            limiter.exempt();
+            return Ok(None);
+        }
+    };
+    match missing {
+        MissingTenant::Share(_) => limiter.attempt_nameless().map(Some),
+        MissingTenant::Bypass if why == NoTenant::Missing => {
+            limiter.bypass()?;
+            Ok(None)
+        }
+        MissingTenant::Bypass | MissingTenant::Refuse => {
+            limiter.refuse_nameless(reason)?;
+            Ok(None)
+        }
     }
 }
 

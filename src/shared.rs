@@ -9,7 +9,6 @@ use std::{
 use crate::{
     capacity::Capacity,
     entry::{Counts, Entry, Extra, Held, Tracked},
-    exceptions::Exceptions,
     home::Home,
     limits::{Draft, LimitBook, Limits},
     observe::Event,
@@ -19,6 +18,7 @@ use crate::{
     sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Ordering},
     table::{Added, Table},
     tenant::{Nameless, Tenant},
+    word::Rule,
 };
 
 /// What all handles of a limiter share.
@@ -28,7 +28,6 @@ pub(crate) struct Shared<K> {
     pub(crate) sweeper: Sweeper,
     pub(crate) limits: LimitBook<K>,
     pub(crate) capacity: OnceLock<Common<K>>,
-    pub(crate) weights: Exceptions<K>,
     // Whether the requests of each tenant are counted.
     pub(crate) counts: AtomicBool,
     // The requests that name no tenant. Not in the table: no tenant can be called like it. Made
@@ -36,6 +35,7 @@ pub(crate) struct Shared<K> {
     pub(crate) nameless: OnceLock<Arc<Tracked<Nameless>>>,
     pub(crate) nameless_limit: AtomicUsize,
     pub(crate) bypassed: AtomicU64,
+    pub(crate) exempted: AtomicU64,
     pub(crate) closed: AtomicBool,
 }
 
@@ -53,11 +53,11 @@ impl<K> Shared<K> {
             sweeper: Sweeper::new(),
             limits: LimitBook::new(limits),
             capacity: OnceLock::new(),
-            weights: Exceptions::new(),
             counts: AtomicBool::new(false),
             nameless: OnceLock::new(),
             nameless_limit: AtomicUsize::new(0),
             bypassed: AtomicU64::new(0),
+            exempted: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         }
     }
@@ -75,20 +75,32 @@ impl<K> Shared<K> {
             let pool = sync::Arc::clone(&common.pool);
             Share::new(pool, 1, None)
         });
+        let entry = self.entry(share);
+        // Others may find it before its limit is brought up to date.
+        entry.set_limit(self.nameless_rule(), || true);
         Arc::new(Tracked {
             hash: 0,
-            entry: self.entry(share),
+            entry,
             tenant: Tenant::new(Nameless),
         })
     }
 
     pub(crate) fn update_nameless_limit(&self, nameless: &Tracked<Nameless>) {
-        let limit = || self.nameless_limit.load(Ordering::SeqCst);
         loop {
-            let now = limit();
-            if nameless.entry.set_limit(now, || limit() == now) {
+            let now = self.nameless_rule();
+            if nameless
+                .entry
+                .set_limit(now, || self.nameless_rule() == now)
+            {
                 return;
             }
+        }
+    }
+
+    fn nameless_rule(&self) -> Rule {
+        Rule {
+            limit: self.nameless_limit.load(Ordering::SeqCst),
+            dry: self.limits.is_dry(),
         }
     }
 
@@ -97,7 +109,7 @@ impl<K> Shared<K> {
         Entry::new(Extra { share, counts }, sync::Arc::clone(&self.home))
     }
 
-    /// Without a weight of its own, which [`update_weight`](Self::update_weight) gives.
+    /// Without a weight of its own, which [`update_own_weight`](Self::update_own_weight) gives.
     fn share_of(&self, tenant: &K) -> Option<Share<Held>> {
         let common = self.capacity.get()?;
         let weight = common.capacity.weight_of(tenant);
@@ -107,18 +119,40 @@ impl<K> Shared<K> {
 
     /// Puts the weight in force that the tenant has for itself, if any. `false` if it has changed
     /// meanwhile.
-    pub(crate) fn update_weight(&self, tracked: &Tracked<K>) -> bool
+    fn update_own_weight(&self, tracked: &Tracked<K>) -> bool
     where
         K: Hash + Eq,
     {
         let edition = self.limits.edition();
-        let own = |tenant: &K| self.weights.get(tenant);
+        let own = |tenant: &K| self.limits.overrides.get(tenant).weight;
         let (Some(share), Some(weight)) =
             (tracked.entry.share(), tracked.tenant.key().and_then(own))
         else {
             return true;
         };
         share.set_weight(weight, || self.limits.edition() == edition)
+    }
+
+    /// Puts the weight in force that a tenant has now.
+    pub(crate) fn update_weight(&self, tracked: &Tracked<K>)
+    where
+        K: Hash + Eq,
+    {
+        let (Some(share), Some(tenant)) = (tracked.entry.share(), tracked.tenant.key()) else {
+            return;
+        };
+        let mut common = None;
+        loop {
+            let edition = self.limits.edition();
+            let own = self.limits.overrides.get(tenant).weight;
+            let weight = own.unwrap_or_else(|| {
+                let weigh = |common: &Common<K>| common.capacity.weight_of(tenant);
+                *common.get_or_insert_with(|| self.capacity.get().map_or(1, weigh))
+            });
+            if share.set_weight(weight, || self.limits.edition() == edition) {
+                return;
+            }
+        }
     }
 
     pub(crate) fn get<Q>(&self, tenant: &Q) -> Option<Arc<Tracked<K>>>
@@ -144,9 +178,9 @@ impl<K> Shared<K> {
             if self.closed.load(Ordering::Acquire) {
                 return Err(self.home.reject(RejectReason::Closed, &new.tenant));
             }
-            let limit = self.limits.of(&new.tenant, &mut draft);
-            new.entry.set_limit(limit, || true);
-            self.update_weight(&new);
+            let rule = self.limits.of(&new.tenant, &mut draft);
+            new.entry.set_limit(rule, || true);
+            self.update_own_weight(&new);
             match self.table.add(&new, || self.limits.edition() == edition) {
                 Added::Tracked(tracked) => {
                     if Arc::ptr_eq(&tracked, &new) {
@@ -154,21 +188,17 @@ impl<K> Shared<K> {
                     }
                     return Ok(tracked);
                 }
+                Added::Full if rule.dry => {
+                    // One that nobody else will find: its permit keeps it.
+                    let rejected = Rejected::new(RejectReason::TableFull);
+                    new.tell(Event::WouldRefuse { rejected });
+                    return Ok(new);
+                }
                 Added::Full => {
                     return Err(self.home.reject(RejectReason::TableFull, &new.tenant));
                 }
                 Added::Stale => {}
             }
-        }
-    }
-
-    pub(crate) fn update_limit_of<Q>(&self, tenant: &Q)
-    where
-        K: Borrow<Q> + Hash + Eq,
-        Q: Hash + Eq + ?Sized,
-    {
-        if let Some(tracked) = self.get(tenant) {
-            self.update_limit(&tracked);
         }
     }
 
@@ -180,9 +210,9 @@ impl<K> Shared<K> {
         let mut draft = Draft::default();
         loop {
             let edition = self.limits.edition();
-            let limit = self.limits.of(&tracked.tenant, &mut draft);
+            let rule = self.limits.of(&tracked.tenant, &mut draft);
             let still = || self.limits.edition() == edition;
-            if tracked.entry.set_limit(limit, still) {
+            if tracked.entry.set_limit(rule, still) {
                 return;
             }
         }
@@ -198,6 +228,10 @@ impl<K: Send + Sync + 'static> Sweep for Shared<K> {
         self.table.len() == 0
     }
 
+    fn give_up(&self) {
+        self.home.tell(&Nameless, Event::EvictorStopped);
+    }
+
     fn shards(&self) -> usize {
         self.table.shards()
     }
@@ -205,5 +239,17 @@ impl<K: Send + Sync + 'static> Sweep for Shared<K> {
     fn sweep(&self, shard: usize) -> usize {
         let ttl = self.sweeper.evictor().ttl();
         self.table.sweep(shard, || self.home.now(), ttl).looked_at
+    }
+}
+
+#[cfg(all(test, not(tenant_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_without_a_tenant_have_their_limit_from_the_first_moment() {
+        let shared = Shared::<u64>::new(4.into());
+        shared.nameless_limit.store(7, Ordering::SeqCst);
+        assert_eq!(shared.make_nameless().entry.gate.word().limit(), 7);
     }
 }

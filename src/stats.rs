@@ -4,6 +4,7 @@ use crate::word::Word;
 
 /// The figures of one tenant, read in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Stats {
     /// How many requests may be in flight.

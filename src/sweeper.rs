@@ -29,6 +29,8 @@ pub(crate) trait Sweep: Send + Sync + 'static {
     fn shards(&self) -> usize;
     /// Sweeps one shard; returns how many entries it looked at.
     fn sweep(&self, shard: usize) -> usize;
+    /// There will be no sweeps: the runtime has no timers.
+    fn give_up(&self);
 }
 
 /// Starts the task unless there is one, or is to be none. Costs one load in either case.
@@ -176,6 +178,7 @@ impl<T: Sweep> Task<T> {
         // No time driver: it would be no better the next time.
         if let Some(target) = self.target.upgrade() {
             target.sweeper().end(self.number, OFF, || false);
+            target.give_up();
         }
     }
 

@@ -12,6 +12,7 @@ const LIMIT: u64 = FIELD << (2 * BITS);
 const CLOSED: u64 = 1 << (3 * BITS);
 const WATCHED: u64 = 1 << (3 * BITS + 1);
 const ATTENDED: u64 = 1 << (3 * BITS + 2);
+const DRY: u64 = 1 << (3 * BITS + 3);
 
 /// One request in flight.
 pub(crate) const IN_FLIGHT: u64 = 1;
@@ -20,6 +21,19 @@ pub(crate) const ONE_WAITING: u64 = 1 << BITS;
 
 /// The largest limit and the longest queue of one tenant: 1 048 575. Larger numbers are clamped.
 pub(crate) const MAX: usize = FIELD as usize;
+
+/// How many may be in flight, and whether that is only pretended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rule {
+    pub(crate) limit: usize,
+    pub(crate) dry: bool,
+}
+
+impl From<usize> for Rule {
+    fn from(limit: usize) -> Self {
+        Self { limit, dry: false }
+    }
+}
 
 /// A reading of a gate.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,6 +71,11 @@ impl Word {
         self.0 & WATCHED != 0
     }
 
+    /// The limit is only pretended: whoever comes enters.
+    pub(crate) fn is_dry(self) -> bool {
+        self.0 & DRY != 0
+    }
+
     /// Nothing is in flight, nor about to be.
     #[inline]
     pub(crate) fn is_idle(self) -> bool {
@@ -66,7 +85,7 @@ impl Word {
     /// A newcomer may enter: there is room, nobody waits for it, and nobody else attends.
     #[inline]
     pub(crate) fn admits(self) -> bool {
-        self.0 & (CLOSED | WAITING | ATTENDED) == 0 && self.has_room()
+        self.0 & (CLOSED | WAITING | ATTENDED) == 0 && self.is_below_limit()
     }
 
     /// The same, whoever else attends.
@@ -83,7 +102,9 @@ impl Word {
     /// A newcomer may neither enter nor join a queue of `queue` places.
     #[inline]
     pub(crate) fn refuses(self, queue: usize) -> bool {
-        self.is_closed() || self.limit() == 0 || (!self.has_room() && self.waiting() >= queue)
+        self.is_closed()
+            || (self.limit() == 0 && !self.is_dry())
+            || (!self.has_room() && self.waiting() >= queue)
     }
 
     /// A release from here concerns nobody but the releaser.
@@ -108,7 +129,12 @@ impl Word {
         Self(self.0 + IN_FLIGHT - ONE_WAITING)
     }
 
-    pub(crate) fn with_limit(self, limit: usize) -> Self {
+    pub(crate) fn with_rule(self, rule: Rule) -> Self {
+        let dry = if rule.dry { DRY } else { 0 };
+        Self(self.0 & !DRY | dry).with_limit(rule.limit)
+    }
+
+    fn with_limit(self, limit: usize) -> Self {
         Self(self.0 & !LIMIT | (limit.min(MAX) as u64) << (2 * BITS))
     }
 
@@ -129,8 +155,13 @@ impl Word {
     }
 
     #[inline]
-    pub(crate) fn has_room(self) -> bool {
+    pub(crate) fn is_below_limit(self) -> bool {
         self.in_flight() < self.limit()
+    }
+
+    #[inline]
+    pub(crate) fn has_room(self) -> bool {
+        self.is_below_limit() || (self.is_dry() && self.in_flight() < MAX)
     }
 }
 

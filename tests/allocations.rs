@@ -306,6 +306,25 @@ fn an_admitted_http_request_costs_no_allocation_whatever_holds_its_permit() {
 }
 
 #[test]
+fn a_handle_costs_two_allocations_and_an_exempt_request_none() {
+    in_and_outside_a_runtime(|| {
+        let layer = TenantConcurrencyLayer::<String, _>::new(1, header("x-tenant")).http();
+        // Itself, and its place in the extensions, which hold another already.
+        let sharing = layer.clone().share_permit();
+        let service = sharing.layer(service_fn(respond::<Endless>));
+        assert_eq!(cost(service, requests(), true), 2 * 100);
+
+        let exempting = layer.exempt(|_: &Request<&'static str>| true);
+        let service = exempting.layer(service_fn(respond::<Endless>));
+        let permit = fill(exempting.limiter(), "a tenant with a name");
+        assert_eq!(cost(service, requests(), true), 0);
+        drop(permit);
+        probe(exempting.limiter(), "a tenant with a name".to_owned(), 1, 2);
+        forget_all(exempting.limiter());
+    });
+}
+
+#[test]
 fn a_request_that_waits_costs_one_allocation_from_its_arrival_to_its_end() {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {

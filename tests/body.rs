@@ -10,7 +10,6 @@ use std::{
     future::{Ready, ready},
     marker::PhantomPinned,
     pin::Pin,
-    sync::{Arc, Condvar, Mutex},
     task::{Context, Poll, Waker},
 };
 
@@ -22,7 +21,7 @@ use tokio_test::{assert_pending, assert_ready_ok};
 use tower::{Layer, Service, service_fn};
 use tower_tenant::{
     BodyErrors, Error, ExtractTenant, Hold, Http, Overflow, Rejected, ResponseBody,
-    TenantConcurrency, TenantConcurrencyLayer, TenantLimiter,
+    TenantConcurrency, TenantConcurrencyLayer,
 };
 
 /// One poll of a [`Script`].
@@ -475,96 +474,4 @@ fn an_empty_body_frees_the_slot_with_the_head() {
     probe(layer.limiter(), "T", 1, 0);
     drop(body);
     probe(layer.limiter(), "T", 1, 0);
-}
-
-/// Jobs on blocking threads, which nobody can cancel, that run until the test lets them go.
-#[derive(Clone, Default)]
-struct Jobs(Arc<(Mutex<JobCount>, Condvar)>);
-
-#[derive(Default)]
-struct JobCount {
-    running: usize,
-    peak: usize,
-    over: bool,
-}
-
-impl Jobs {
-    fn work(&self) {
-        let (jobs, changed) = &*self.0;
-        let mut jobs = jobs.lock().unwrap();
-        jobs.running += 1;
-        jobs.peak = jobs.peak.max(jobs.running);
-        changed.notify_all();
-        while !jobs.over {
-            jobs = changed.wait(jobs).unwrap();
-        }
-        jobs.running -= 1;
-    }
-
-    fn wait_for_running(&self, count: usize) {
-        let (jobs, changed) = &*self.0;
-        let jobs = jobs.lock().unwrap();
-        drop(changed.wait_while(jobs, |jobs| jobs.running < count));
-    }
-
-    fn end(&self) {
-        self.0.0.lock().unwrap().over = true;
-        self.0.1.notify_all();
-    }
-
-    fn peak(&self) -> usize {
-        self.0.0.lock().unwrap().peak
-    }
-}
-
-// LT9
-#[tokio::test]
-async fn a_slot_ends_with_the_future_and_not_with_work_it_left_behind() {
-    let jobs = Jobs::default();
-    let layer = layer(1);
-    let service = layer.layer(service_fn(|req| {
-        let jobs = jobs.clone();
-        async move {
-            tokio::task::spawn_blocking(move || jobs.work())
-                .await
-                .unwrap();
-            Echo.call(req).await
-        }
-    }));
-    for started in 1..=5 {
-        let mut request = call(&service, Request::default());
-        assert_pending!(request.poll());
-        assert_eq!(layer.limiter().in_flight("T"), 1);
-        jobs.wait_for_running(started);
-        drop(request);
-        assert_eq!(layer.limiter().in_flight("T"), 0);
-    }
-    assert_eq!(jobs.peak(), 5);
-    jobs.end();
-    probe(layer.limiter(), "T", 1, 0);
-}
-
-// LT9
-#[tokio::test]
-async fn a_permit_taken_along_by_the_work_bounds_the_work() {
-    let jobs = Jobs::default();
-    let limiter = TenantLimiter::<Tenant>::new(1);
-    let mut started = Vec::new();
-    for _ in 0..5 {
-        if let Ok(permit) = limiter.try_acquire(&"T") {
-            let jobs = jobs.clone();
-            started.push(tokio::task::spawn_blocking(move || {
-                jobs.work();
-                drop(permit);
-            }));
-        }
-    }
-    jobs.wait_for_running(1);
-    assert_eq!(limiter.in_flight("T"), 1);
-    jobs.end();
-    for job in started {
-        job.await.unwrap();
-    }
-    assert_eq!(jobs.peak(), 1);
-    probe(&limiter, "T", 1, 0);
 }

@@ -79,7 +79,7 @@ fn the_next_slot_goes_to_whoever_has_fewest() {
     let mut quiet = waiting(&limiter, 2);
     flood.pop();
     assert!(quiet.is_woken());
-    assert_eq!(woken(&more), []);
+    assert!(woken(&more).is_empty());
     let permit = assert_ready_ok!(quiet.poll());
     flood.pop();
     assert_eq!(
@@ -128,7 +128,7 @@ fn an_owner_of_many_tenants_gets_one_share() {
     let keys: Vec<_> = (102..150).map(|tenant| waiting(&limiter, tenant)).collect();
     let mut quiet = [waiting(&limiter, 200), waiting(&limiter, 201)];
     drop(flood.pop());
-    assert_eq!(woken(&keys), []);
+    assert!(woken(&keys).is_empty());
     assert!(quiet[0].is_woken());
     drop(flood.pop());
     // One runs of each owner by turns.
@@ -354,22 +354,199 @@ fn a_drain_ends_when_the_last_that_waited_with_nothing_in_flight_goes_away() {
 }
 
 #[test]
-fn a_drain_ends_when_the_last_that_waited_was_displaced() {
-    let limiter = limiter(8, Capacity::of(1).queue(2));
-    let permit = admitted(&limiter, 1);
-    limiter.set_capacity(0);
-    drop(permit);
+fn a_drain_is_told_when_the_last_that_waited_was_displaced() {
+    let limiter = limiter(8, Capacity::of(0).queue(2));
     limiter.set_weight(&3, 100);
-    let displaced = [waiting(&limiter, 2), waiting(&limiter, 3)];
+    let mut displaced = [waiting(&limiter, 2), waiting(&limiter, 2)];
     let mut drain = task::spawn(limiter.drain());
     assert_pending!(drain.poll());
-    let newcomer = waiting(&limiter, 3);
-    assert_eq!(woken(&displaced), [0]);
-    drop((displaced, newcomer));
-    while drain.is_woken() {
-        if drain.poll().is_ready() {
-            return;
+    let newcomers = [waiting(&limiter, 3), waiting(&limiter, 3)];
+    assert!(drain.is_woken());
+    for request in &mut displaced {
+        assert_eq!(refusal(request.poll()), RejectReason::CapacityQueueFull);
+    }
+    drop((newcomers, displaced));
+    tokio_test::assert_ready!(drain.poll());
+}
+
+#[test]
+fn an_owner_that_panics_when_it_is_dropped_fails_no_request() {
+    #[derive(Hash, PartialEq, Eq)]
+    struct Owner(Tenant);
+
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            assert!(self.0 > 1, "an owner is dropped");
         }
     }
-    panic!("nobody told the drain");
+
+    let limiter = limiter(1, Capacity::of(1).owners(|tenant: &Tenant| Owner(*tenant)));
+    // Enough that the owners whose tenants are gone are looked for.
+    for tenant in 0..200 {
+        drop(admitted(&limiter, tenant));
+        drop(admitted(&limiter, tenant / 2));
+        wind_up(&limiter);
+    }
+}
+
+#[test]
+fn a_waker_that_panics_when_it_is_dropped_costs_no_slot() {
+    use std::{
+        panic::{AssertUnwindSafe, catch_unwind},
+        ptr,
+        task::{Context, RawWaker, RawWakerVTable, Waker},
+    };
+
+    static CALLS: RawWakerVTable = RawWakerVTable::new(
+        |_| RawWaker::new(ptr::null(), &CALLS),
+        |_| {},
+        |_| {},
+        |_| panic!("a waker is dropped"),
+    );
+    let limiter = limiter(1, 3);
+    let permit = admitted(&limiter, 1);
+    // While it waits, others come to the lock, to which they bring a clone of their waker.
+    let waiter = waiting(&limiter, 1);
+    // SAFETY: The functions do nothing with the pointer.
+    let waker = unsafe { Waker::from_raw(RawWaker::new(ptr::null(), &CALLS)) };
+    let waker = std::mem::ManuallyDrop::new(waker);
+    let mut other = Box::pin(limiter.acquire(&2));
+    let mut cx = Context::from_waker(&waker);
+    let admitted = catch_unwind(AssertUnwindSafe(|| other.as_mut().poll(&mut cx)));
+    drop((admitted, other, permit, waiter));
+    wind_up(&limiter);
+}
+
+/// A tenant at its limit keeps others from passing unseen, though they find room.
+fn crowded(limiter: &Limiter) -> (Permit, Request) {
+    limiter.set_limit(&1, 1);
+    (admitted(limiter, 1), waiting(limiter, 1))
+}
+
+#[test]
+fn a_request_that_enters_while_others_wait_counts() {
+    let limiter = limiter(8, 4);
+    let crowd = crowded(&limiter);
+    let running = [2, 2, 3].map(|tenant| admitted(&limiter, tenant));
+    let waiters = [waiting(&limiter, 2), waiting(&limiter, 3)];
+    limiter.set_capacity(5);
+    assert_eq!(woken(&waiters), [1], "the one with fewest");
+    drop((waiters, running, crowd));
+    wind_up(&limiter);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_equals_the_one_that_began_later_is_next() {
+    let limiter = limiter(8, 7);
+    let crowd = crowded(&limiter);
+    let early = [3, 3, 3].map(|tenant| admitted(&limiter, tenant));
+    tokio::time::advance(Duration::from_secs(10)).await;
+    let late = [2, 2, 2].map(|tenant| admitted(&limiter, tenant));
+    tokio::time::advance(Duration::from_secs(1)).await;
+    let waiters = [waiting(&limiter, 3), waiting(&limiter, 2)];
+    limiter.set_capacity(8);
+    assert_eq!(woken(&waiters), [1]);
+    drop((waiters, early, late, crowd));
+    wind_up(&limiter);
+}
+
+#[test]
+fn what_ran_before_anybody_waited_counts() {
+    let limiter = limiter(8, Capacity::of(4).owners(|tenant: &Tenant| tenant / 100));
+    // Of the tenants of one owner, and of two owners.
+    for [busy, other] in [[100, 101], [100, 200]] {
+        let running = [busy, busy, busy, other].map(|tenant| admitted(&limiter, tenant));
+        let waiters = [waiting(&limiter, busy), waiting(&limiter, other)];
+        limiter.set_capacity(5);
+        assert_eq!(woken(&waiters), [1], "the one with fewest");
+        limiter.set_capacity(4);
+        drop((waiters, running));
+    }
+    let running = [100, 100, 100, 200].map(|tenant| admitted(&limiter, tenant));
+    let waiters = [waiting(&limiter, 101), waiting(&limiter, 200)];
+    limiter.set_capacity(5);
+    assert_eq!(woken(&waiters), [1], "the one whose owner has fewest");
+    drop((waiters, running));
+    wind_up(&limiter);
+}
+
+#[test]
+fn a_weight_that_is_set_while_its_tenant_waits_counts_at_once() {
+    let limiter = limiter(8, 4);
+    let running = [1, 1, 2, 2].map(|tenant| admitted(&limiter, tenant));
+    let waiters = [waiting(&limiter, 1), waiting(&limiter, 2)];
+    limiter.set_weight(&2, 4);
+    limiter.set_capacity(5);
+    assert_eq!(woken(&waiters), [1]);
+    drop((waiters, running));
+    wind_up(&limiter);
+}
+
+#[tokio::test(start_paused = true)]
+async fn time_before_anybody_waited_does_not_count() {
+    let limiter = limiter(8, 7);
+    limiter.set_weight(&1, 10);
+    let before = admitted(&limiter, 2);
+    tokio::time::advance(Duration::from_secs(10)).await;
+    let crowd = crowded(&limiter);
+    let mut since = [3; 5].map(|tenant| Some(admitted(&limiter, tenant)));
+    tokio::time::advance(Duration::from_secs(1)).await;
+    since[1..].fill_with(|| None);
+    limiter.set_capacity(3);
+    let waiters = [waiting(&limiter, 3), waiting(&limiter, 2)];
+    limiter.set_capacity(4);
+    assert_eq!(woken(&waiters), [1]);
+    drop((waiters, before, since, crowd));
+    wind_up(&limiter);
+}
+
+#[cfg(target_pointer_width = "64")]
+#[test]
+fn a_weight_beyond_all_bounds_is_the_largest() {
+    let limiter = limiter(8, 4);
+    let running = [1, 1, 2, 2].map(|tenant| admitted(&limiter, tenant));
+    let waiters = [waiting(&limiter, 1), waiting(&limiter, 2)];
+    limiter.set_weight(&2, 1 << 32);
+    limiter.set_capacity(5);
+    assert_eq!(woken(&waiters), [1]);
+    drop((waiters, running));
+    wind_up(&limiter);
+}
+
+#[test]
+fn a_request_made_while_a_slot_is_handed_on_passes_nobody() {
+    use std::{
+        sync::{Arc, OnceLock},
+        task::{Context, Wake},
+    };
+
+    struct Asks(Limiter, OnceLock<Option<RejectReason>>);
+
+    impl Wake for Asks {
+        fn wake(self: Arc<Self>) {
+            let asked = self.0.try_acquire(&4);
+            let _ = self.1.set(asked.err().map(|rejected| rejected.reason()));
+        }
+    }
+
+    let limiter = limiter(8, 1);
+    // Tracked already: to track a tenant hands on what is free.
+    drop(admitted(&limiter, 4));
+    let permit = admitted(&limiter, 1);
+    let asks = Arc::new(Asks(limiter.clone(), OnceLock::new()));
+    let mut first = Box::pin(limiter.acquire(&2));
+    let waker = asks.clone().into();
+    assert!(
+        first
+            .as_mut()
+            .poll(&mut Context::from_waker(&waker))
+            .is_pending()
+    );
+    let second = waiting(&limiter, 3);
+    // Two slots: when the first waiter is woken, the other is owed to the second.
+    limiter.set_capacity(3);
+    assert_eq!(asks.1.get(), Some(&Some(RejectReason::AtCapacity)));
+    assert!(second.is_woken());
+    drop((permit, first, second));
+    wind_up(&limiter);
 }

@@ -11,7 +11,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::{Router, body::Body, routing::get, serve::ListenerExt};
@@ -59,6 +59,8 @@ fn pool(version: Version) -> Pool {
 /// A receiver with no limit of its own, and a count of the connections it was asked for.
 async fn receiver(gate: &Gate) -> (SocketAddr, Arc<AtomicUsize>) {
     let gate = gate.clone();
+    let passed = gate.clone();
+    let brief = move |req: Request<Body>| passed.clone().pass(tenant_in(&req).unwrap());
     let work = move |req: Request<Body>| {
         let mut gate = gate.clone();
         async move { gate.call(tenant_in(&req).unwrap()).await.unwrap() }
@@ -66,6 +68,7 @@ async fn receiver(gate: &Gate) -> (SocketAddr, Arc<AtomicUsize>) {
     let busy = || std::future::ready(StatusCode::TOO_MANY_REQUESTS);
     let router = Router::new()
         .route("/work", get(work))
+        .route("/brief", get(brief))
         .route("/busy", get(busy))
         .route("/trailers", get(trailers));
     let connections = Arc::<AtomicUsize>::default();
@@ -321,6 +324,37 @@ async fn connections_are_pooled_as_before_and_refusals_open_none() {
         drop(held);
         probe(layer.limiter(), "T", 1, 0);
     }
+}
+
+async fn exchanges<S, B>(service: S, addr: SocketAddr, count: usize)
+where
+    S: Service<Request<Body>, Response = Response<B>, Error: Into<BoxError>> + Clone,
+    B: http_body::Body<Error: Into<BoxError>>,
+{
+    for _ in 0..count {
+        let sent = exchange(service.clone(), request(addr, "/brief", "T"));
+        assert_eq!(sent.await.unwrap(), StatusCode::OK);
+    }
+}
+
+// CO2
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_requests_share_the_connections_of_the_few_in_flight() {
+    let (gate, layer) = (Gate::open(), queueing(4, 64));
+    let (addr, connections) = receiver(&gate).await;
+    let service = layer.layer(pool(Version::Http1));
+    let started = Instant::now();
+    let tasks = (0..64).map(|task| {
+        let count = (task..10_000).step_by(64).count();
+        exchanges(service.clone(), addr, count)
+    });
+    tasks.collect::<JoinSet<()>>().join_all().await;
+    let (connections, peak) = (connections.load(Ordering::Relaxed), gate.peak("T"));
+    println!("{connections} connections, {:?}", started.elapsed());
+    assert_eq!(gate.calls("T"), 10_000);
+    assert_eq!(peak, 4, "at once");
+    assert!(connections <= 16, "{connections} connections");
+    probe(layer.limiter(), "T", 4, 64);
 }
 
 // CO3

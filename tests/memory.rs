@@ -13,7 +13,7 @@ use std::{
 };
 
 use support::{forget_all, manual, probe};
-use tower_tenant::TenantLimiter;
+use tower_tenant::{Capacity, TenantLimiter};
 
 /// Counts the bytes that are allocated now, and at most.
 struct Counting;
@@ -211,4 +211,24 @@ fn made_up_tenants_take_no_more_memory_than_the_table_allows() {
     drop(held);
     probe(&limiter, 7, 1, 2);
     forget_all(&limiter);
+}
+
+#[test]
+fn an_owner_is_forgotten_with_the_last_of_its_tenants() {
+    let _turn = turn();
+    let before = live();
+    let capacity = Capacity::of(8).owners(|tenant: &u64| tenant / 2);
+    let limiter = TenantLimiter::<u64>::new(4)
+        .capacity(capacity)
+        .evictor(manual(Duration::ZERO));
+    let empty = live();
+    track(&limiter, 0..MANY);
+    let each = (live() - empty) / (MANY as usize / 2);
+    println!("{each} bytes for each owner of two tenants, of which 24 are keys and its id");
+    forget_all(&limiter);
+    let left = live().saturating_sub(empty);
+    assert!(left < SLACK, "{left} bytes are left of the owners");
+    probe(&limiter, 7, 4, 2);
+    drop(limiter);
+    assert!(live().saturating_sub(before) < SLACK);
 }

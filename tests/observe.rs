@@ -7,14 +7,14 @@ mod support;
 mod wire;
 
 use std::{
-    collections::HashSet,
+    collections::HashMap,
     convert::Infallible,
     fmt::Debug,
     future::{pending, poll_fn},
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     pin::{Pin, pin},
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     task::{Context, Poll},
@@ -44,7 +44,7 @@ use tower_tenant::{
 use wire::{Client, VERSIONS, serve, tenant_in};
 
 /// What an observer was told, without the durations: `true` is after a wait.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Told {
     Tracked,
     Evicted,
@@ -53,9 +53,17 @@ enum Told {
     Refused(RejectReason, bool),
     Cancelled,
     Released(Ending),
+    /// Not of a request.
+    Changed,
 }
 
 use Told::*;
+
+type Lines<K> = Vec<(Option<K>, Event)>;
+type FramePoll<B> = Poll<Option<Result<Frame<<B as Body>::Data>, <B as Body>::Error>>>;
+type Acquiring = Pin<Box<dyn Future<Output = Result<Permit, Rejected>> + Send>>;
+type Waiting = Spawn<Acquiring>;
+type Pair = fn(Log<String>, Panics) -> Box<dyn Observer<String>>;
 
 impl From<Event> for Told {
     fn from(event: Event) -> Self {
@@ -67,17 +75,20 @@ impl From<Event> for Told {
             Event::Refused { rejected, waited } => Refused(rejected.reason(), waited.is_some()),
             Event::Cancelled { .. } => Cancelled,
             Event::Released { ending, .. } => Released(ending),
+            Event::LimitChanged { .. }
+            | Event::CapacityChanged { .. }
+            | Event::WouldRefuse { .. }
+            | Event::WouldQueue
+            | Event::EvictorStopped => Changed,
             _ => unreachable!("a new kind of event: {event:?}"),
         }
     }
 }
 
-type Line<K> = (Option<K>, Event);
-
 /// Writes down what it is told.
 #[derive(Clone, Debug)]
 struct Log<K> {
-    lines: Arc<Mutex<Vec<Line<K>>>>,
+    lines: Arc<Mutex<Lines<K>>>,
     times_holds: bool,
 }
 
@@ -107,8 +118,14 @@ impl<K: Clone> Log<K> {
 
 impl<K: Clone + Send + Sync + 'static> Observer<K> for Log<K> {
     fn observe(&self, tenant: Option<&K>, event: Event) {
-        let mut lines = self.lines.lock().unwrap();
-        lines.push((tenant.cloned(), event));
+        // What is done to limits is no ending of a request.
+        if !matches!(
+            event,
+            Event::LimitChanged { .. } | Event::CapacityChanged { .. }
+        ) {
+            let mut lines = self.lines.lock().unwrap();
+            lines.push((tenant.cloned(), event));
+        }
     }
 
     fn times_holds(&self) -> bool {
@@ -116,17 +133,20 @@ impl<K: Clone + Send + Sync + 'static> Observer<K> for Log<K> {
     }
 }
 
-/// All that was told, to be counted.
+/// How often each was told.
 #[derive(Clone, Debug, Default)]
-struct Sums(Vec<Told>);
+struct Sums(HashMap<Told, usize>);
 
 impl Sums {
     fn add(&mut self, told: impl IntoIterator<Item = Told>) {
-        self.0.extend(told);
+        for told in told {
+            *self.0.entry(told).or_default() += 1;
+        }
     }
 
     fn of(&self, kind: impl Fn(Told) -> bool) -> usize {
-        self.0.iter().filter(|told| kind(**told)).count()
+        let counts = self.0.iter().filter(|(told, _)| kind(**told));
+        counts.map(|(_, count)| count).sum()
     }
 
     /// Checks the sums against the number of requests sent, at a moment when none is left.
@@ -203,10 +223,8 @@ fn request(deed: Deed) -> Request<Deed> {
     request
 }
 
-type Polled<B> = Poll<Option<Result<Frame<<B as Body>::Data>, <B as Body>::Error>>>;
-
 /// Polls a body for one frame.
-fn frame<B: Body>(body: &mut Pin<Box<B>>) -> Polled<B> {
+fn frame<B: Body>(body: &mut Pin<Box<B>>) -> FramePoll<B> {
     task::spawn(poll_fn(|cx| body.as_mut().poll_frame(cx))).poll()
 }
 
@@ -519,12 +537,11 @@ fn limiter(limit: usize, queue: usize, log: &Log<Tenant>) -> Limiter {
         .observer(log.clone())
 }
 
-type Waiting = Spawn<Pin<Box<dyn Future<Output = Result<Permit, Rejected>>>>>;
-
 /// A request of a limiter without a layer, from its arrival in the line.
 fn wait(limiter: &Limiter, tenant: Tenant) -> Waiting {
     let limiter = limiter.clone();
-    let mut request: Waiting = task::spawn(Box::pin(async move { limiter.acquire(&tenant).await }));
+    let mut request: Spawn<Pin<Box<dyn Future<Output = _> + Send>>> =
+        task::spawn(Box::pin(async move { limiter.acquire(&tenant).await }));
     assert_pending!(request.poll());
     request
 }
@@ -736,7 +753,7 @@ async fn waits_and_holds_are_told_to_the_nanosecond() {
         advance(nanos(1_000)).await;
         let mut admitted = wait(&limiter, "T");
         drop(dropped);
-        // The timer of tokio knows milliseconds.
+        // Timers tick by the millisecond.
         advance(Duration::from_millis(5_001) - nanos(1_000)).await;
         let rejected = assert_ready_err!(expires.poll());
         drop(held);
@@ -886,7 +903,9 @@ struct Panics(Arc<Mutex<Sums>>);
 
 impl<K> Observer<K> for Panics {
     fn observe(&self, _: Option<&K>, event: Event) {
-        self.0.lock().unwrap().add([event.into()]);
+        let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sums.add([event.into()]);
+        drop(sums);
         panic_quietly();
     }
 }
@@ -894,8 +913,8 @@ impl<K> Observer<K> for Panics {
 impl Panics {
     fn assert_each_kind_was_told(&self) {
         let sums = self.0.lock().unwrap();
-        let kinds = sums.0.iter().map(std::mem::discriminant);
-        assert_eq!(kinds.collect::<HashSet<_>>().len(), 7);
+        let kinds = sums.0.keys().map(std::mem::discriminant);
+        assert_eq!(kinds.collect::<std::collections::HashSet<_>>().len(), 8);
     }
 }
 
@@ -903,10 +922,14 @@ impl Panics {
 #[tokio::test(start_paused = true)]
 async fn an_observer_that_panics_harms_nobody() {
     let (log, panics) = (Log::new(), Panics::default());
-    let first = layers(|| Box::new((panics.clone(), log.clone())));
-    let second = layers(|| Box::new((log.clone(), panics.clone())));
-    for layer in first.into_iter().chain(second) {
-        play_all(layer.http(), &log, true).await;
+    let pairs: [Pair; 2] = [
+        |log, panics| Box::new((panics, log)),
+        |log, panics| Box::new((log, panics)),
+    ];
+    for pair in pairs {
+        for layer in layers(|| pair(log.clone(), panics.clone())) {
+            play_all(layer.http(), &log, true).await;
+        }
         panics.assert_each_kind_was_told();
         panics.0.lock().unwrap().0.clear();
     }
@@ -996,12 +1019,13 @@ fn an_observer_may_use_the_limiter_while_a_waiter_loses_its_place() {
             });
         *slot.lock().unwrap() = Some(limiter.clone());
         let held = limiter.try_acquire(&"T").unwrap();
-        let first = wait(&limiter, "T");
-        let mut displaced = wait(&limiter, "T");
-        let other = wait(&limiter, "U");
-        assert_ready_err!(displaced.poll());
+        let mut displaced = ["T", "T", "U"].map(|tenant| wait(&limiter, tenant));
+        let refused = displaced
+            .each_mut()
+            .map(|request| request.poll().is_ready());
+        assert_eq!(refused.iter().filter(|refused| **refused).count(), 1);
         *slot.lock().unwrap() = None;
-        drop((first, displaced, other, held));
+        drop((displaced, held));
         assert_eq!(limiter.capacity_stats().unwrap().waiting, 0);
         assert_eq!(limiter.capacity_stats().unwrap().in_flight, 0);
     });

@@ -39,9 +39,9 @@ use tokio::{
     task::JoinSet,
 };
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, util::BoxCloneSyncService};
-use tower_http::cors::CorsLayer;
+use tower_http::{cors::CorsLayer, timeout::TimeoutLayer};
 use tower_tenant::{
-    Hold, Http, MissingTenant, Overflow, Rejected, TenantConcurrencyLayer, header as tenant_header,
+    Hold, Http, Overflow, Rejected, TenantConcurrencyLayer, header as tenant_header,
 };
 use wire::{Answer, Client, VERSIONS, Version, listen, request, serve, tenant_in};
 
@@ -175,6 +175,18 @@ async fn a_layer_below_a_late_state_is_one_limit() {
 
 // CO2
 #[tokio::test]
+async fn a_layer_above_an_early_state_is_one_limit() {
+    let (gate, layer) = (Gate::shut(), shedding(2));
+    let router = Router::new()
+        .route("/work", get(pass_by_state))
+        .route("/other", get(pass_by_state))
+        .with_state(gate.clone())
+        .layer(layer.clone());
+    two_of_ten_run(router, &layer, &gate, &["/work", "/other"]).await;
+}
+
+// CO2
+#[tokio::test]
 async fn a_service_behind_the_layer_and_a_fallback_are_one_limit() {
     let (gate, layer) = (Gate::shut(), shedding(2));
     let service = layer.layer(routes(&gate));
@@ -246,6 +258,52 @@ async fn waiting_requests_are_all_served_in_turn() {
         assert_eq!(gate.calls("T"), 10);
         probe(layer.limiter(), "T", 2, 8);
     }
+}
+
+// CO3
+#[tokio::test]
+async fn a_timeout_outside_is_a_408_and_gives_slot_and_place_back() {
+    for version in VERSIONS {
+        let (gate, layer) = (Gate::shut(), queueing(1, 1));
+        let router = routes(&gate).layer(layer.clone()).layer(timeout());
+        let addr = serve(router).await;
+        let held = layer.limiter().try_acquire(&"T").unwrap();
+        let waiting = wire::get(addr, version, "/work", "T").await;
+        assert_eq!(waiting.status, StatusCode::REQUEST_TIMEOUT);
+        until(|| layer.limiter().waiting("T") == 0).await;
+        assert_eq!(gate.calls("T"), 0);
+        drop(held);
+        let running = wire::get(addr, version, "/work", "T").await;
+        assert_eq!(running.status, StatusCode::REQUEST_TIMEOUT);
+        assert_eq!(gate.calls("T"), 1);
+        until(|| layer.limiter().in_flight("T") == 0).await;
+        probe(layer.limiter(), "T", 1, 1);
+    }
+}
+
+// CO3
+#[tokio::test]
+async fn a_timeout_inside_does_not_count_the_wait_and_gives_the_slot_back() {
+    for version in VERSIONS {
+        let (gate, layer) = (Gate::shut(), queueing(1, 1));
+        let router = routes(&gate).layer(timeout()).layer(layer.clone());
+        let addr = serve(router).await;
+        let held = layer.limiter().try_acquire(&"T").unwrap();
+        let mut answer = tokio::spawn(wire::get(addr, version, "/work", "T"));
+        until(|| layer.limiter().waiting("T") == 1).await;
+        let early = tokio::time::timeout(Duration::from_millis(100), &mut answer).await;
+        assert!(early.is_err(), "it waits for longer than the timeout");
+        drop(held);
+        let answer = answer.await.unwrap();
+        assert_eq!(answer.status, StatusCode::REQUEST_TIMEOUT);
+        assert_eq!(gate.calls("T"), 1);
+        until(|| layer.limiter().in_flight("T") == 0).await;
+        probe(layer.limiter(), "T", 1, 1);
+    }
+}
+
+fn timeout() -> TimeoutLayer {
+    TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_millis(50))
 }
 
 // PR3
@@ -412,76 +470,6 @@ async fn with_hold_head_bodies_stream_without_a_slot() {
             drop(stream);
             assert_eq!(Answer::of(response).await.unwrap().body, "tick");
         }
-    }
-}
-
-/// Opens four event streams of T, and tells the status of a request to `/work` beside them.
-async fn work_beside_four_streams(
-    router: Router,
-    mut opened: mpsc::UnboundedReceiver<Stream>,
-    version: Version,
-) -> StatusCode {
-    let addr = serve(router).await;
-    let mut open = Vec::new();
-    for _ in 0..4 {
-        let mut client = Client::connect(addr, version).await;
-        let response = client.get("/events", "T").await.unwrap();
-        assert_eq!(response.status(), StatusCode::OK);
-        open.push((client, response, soon(opened.recv()).await.unwrap()));
-    }
-    let status = wire::get(addr, version, "/work", "T").await.status;
-    for (_, response, stream) in open {
-        drop(stream);
-        assert_eq!(Answer::of(response).await.unwrap().body, "");
-    }
-    status
-}
-
-// LT3
-#[tokio::test]
-async fn streams_use_the_slots_of_the_limiter_they_share() {
-    for version in VERSIONS {
-        let layer = shedding(4);
-        let (events, opened) = events();
-        let router = events.merge(routes(&Gate::open())).layer(layer.clone());
-        let status = work_beside_four_streams(router, opened, version).await;
-        assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
-        probe(layer.limiter(), "T", 4, 0);
-    }
-}
-
-// LT3
-#[tokio::test]
-async fn streams_with_a_limiter_of_their_own_leave_other_requests_alone() {
-    for version in VERSIONS {
-        let (for_events, for_work) = (shedding(4), shedding(4));
-        let (events, opened) = events();
-        let router = events
-            .route_layer(for_events.clone())
-            .merge(routes(&Gate::open()).route_layer(for_work.clone()));
-        let status = work_beside_four_streams(router, opened, version).await;
-        assert_eq!(status, StatusCode::OK);
-        probe(for_events.limiter(), "T", 4, 0);
-        probe(for_work.limiter(), "T", 4, 0);
-    }
-}
-
-// LT3
-#[tokio::test]
-async fn exempt_streams_leave_other_requests_alone() {
-    fn all_but_events(req: &Request<Body>) -> Option<Tenant> {
-        tenant_in(req).filter(|_| req.uri().path() != "/events")
-    }
-    for version in VERSIONS {
-        let layer = TenantConcurrencyLayer::new(1, all_but_events as Extract)
-            .missing(MissingTenant::Bypass)
-            .http();
-        let (events, opened) = events();
-        let router = events.merge(routes(&Gate::open())).layer(layer.clone());
-        let status = work_beside_four_streams(router, opened, version).await;
-        assert_eq!(status, StatusCode::OK);
-        assert_eq!(layer.limiter().bypassed(), 4);
-        probe(layer.limiter(), "T", 1, 0);
     }
 }
 
@@ -856,13 +844,16 @@ async fn a_response_made_by_on_reject_replaces_ours_and_is_marked() {
 
 // CO4
 #[tokio::test]
-async fn preflights_and_refusals_go_through_cors_outside() {
-    for version in VERSIONS {
+async fn preflights_and_refusals_go_through_cors_outside_of_either_tower_http() {
+    type Outside = fn(Router) -> Router;
+    let outsides: [Outside; 2] = [
+        |router| router.layer(CorsLayer::permissive()),
+        |router| router.layer(tower_http_06::cors::CorsLayer::permissive()),
+    ];
+    for (version, outside) in VERSIONS.into_iter().zip(outsides) {
         let layer = shedding(1);
         let gate = Gate::shut();
-        let router = routes(&gate)
-            .layer(layer.clone())
-            .layer(CorsLayer::permissive());
+        let router = outside(routes(&gate).layer(layer.clone()));
         let addr = serve(router).await;
         let held = layer.limiter().try_acquire(&"T").unwrap();
         let mut client = Client::connect(addr, version).await;

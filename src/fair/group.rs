@@ -162,7 +162,7 @@ impl Mean {
     /// By how many slots a member of this weight is ahead.
     fn ahead(&self, attained: i128, weight: u32, now: u64) -> usize {
         let lead = attained * self.weight - self.origin - self.rate * i128::from(now);
-        let much = lead * i128::from(weight) >= self.weight * MUCH;
+        let much = lead.saturating_mul(i128::from(weight)) >= self.weight * MUCH;
         usize::from(lead > 0) + usize::from(lead > 0 && much)
     }
 

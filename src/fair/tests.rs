@@ -391,6 +391,21 @@ fn an_owner_whose_tenants_are_no_members_counts_what_they_run() {
     assert_eq!(fair.next(), Some((other, &'b')));
 }
 
+#[test]
+fn a_day_of_a_thousand_requests_leaves_room_for_the_heaviest_weights() {
+    const DAY: u64 = 86_400_000_000_000;
+    let mut fair = Fair::new();
+    let heavy = fair.add(None, 1 << 20, 0, 0);
+    let busy = fair.add(None, 1, 1_000, 0);
+    fair.wait(heavy, 0, true, 'a');
+    fair.wait(busy, 0, true, 'b');
+    // Whoever comes now has attained as much.
+    fair.start(busy, DAY, true);
+    let late = fair.add(None, 1 << 20, 0, DAY);
+    fair.wait(late, DAY, true, 'c');
+    assert_eq!(fair.next(), Some((heavy, &'a')));
+}
+
 mod property {
     use proptest::prelude::*;
 

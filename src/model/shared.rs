@@ -164,3 +164,55 @@ fn a_pause_and_a_close_leave_nobody_in_the_line() {
         assert_eq!((stats.in_flight, stats.waiting), (0, 0));
     });
 }
+
+#[test]
+fn a_slot_taken_in_vain_reaches_whoever_waits_for_it() {
+    explore_to(2, || {
+        let limiter = sharing(1, 2);
+        let rivals = [(); 2].map(|()| {
+            let limiter = limiter.clone();
+            thread::spawn(move || limiter.try_acquire(&TENANT).ok())
+        });
+        // Of the rivals only one keeps its slot.
+        let permit = block_on(acquire_of(&limiter, OTHER)).unwrap();
+        let kept = rivals.map(|rival| rival.join().unwrap());
+        drop((permit, kept));
+        assert_at_rest(&limiter, 2);
+    });
+}
+
+#[test]
+fn a_newcomer_does_not_pass_a_waiter_of_a_full_tenant() {
+    explore(|| {
+        let limiter = sharing(1, 1);
+        // Tracked already: a new tenant comes to the lock.
+        drop(limiter.try_acquire(&OTHER).unwrap());
+        let permit = limiter.try_acquire(&TENANT).unwrap();
+        let mut waiter = acquire_of(&limiter, TENANT);
+        assert!(poll(&mut waiter).is_pending());
+        let release = thread::spawn(move || drop(permit));
+        let newcomer = limiter.try_acquire(&OTHER);
+        assert!(newcomer.is_err(), "the slot went elsewhere");
+        drop(block_on(waiter).unwrap());
+        release.join().unwrap();
+        assert_at_rest(&limiter, 1);
+    });
+}
+
+#[test]
+fn a_dry_run_that_begins_and_ends_leaves_both_slots_where_they_were() {
+    explore_to(2, || {
+        let limiter = sharing(1, 1);
+        let permit = limiter.try_acquire(&OTHER).unwrap();
+        let visit = {
+            let limiter = limiter.clone();
+            thread::spawn(move || drop(block_on(acquire_of(&limiter, TENANT))))
+        };
+        limiter.set_dry_run(true);
+        visit.join().unwrap();
+        let release = thread::spawn(move || drop(permit));
+        limiter.set_dry_run(false);
+        release.join().unwrap();
+        assert_at_rest(&limiter, 1);
+    });
+}

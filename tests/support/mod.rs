@@ -81,6 +81,15 @@ impl Gate {
         self.seen(tenant).calls
     }
 
+    /// Lets somebody pass who is inside for a moment in which others can come.
+    pub async fn pass(self, tenant: Tenant) -> Tenant {
+        let _inside = self.enter(tenant);
+        for _ in 0..8 {
+            tokio::task::yield_now().await;
+        }
+        tenant
+    }
+
     /// Counts somebody in, until the answer is dropped.
     pub fn enter(&self, tenant: Tenant) -> Inside {
         let mut all = self.seen.lock().unwrap();

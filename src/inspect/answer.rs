@@ -1,0 +1,104 @@
+//! The answers of a live view, and what guards them.
+
+use std::{
+    borrow::Cow,
+    hash::{BuildHasher, Hasher, RandomState},
+};
+
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+
+const PAGE: &str = include_str!("page.html");
+
+pub(super) type Answer = Result<Response<String>, Fault>;
+
+/// Why a request is not answered as it wants.
+#[derive(Debug)]
+pub(super) struct Fault {
+    status: StatusCode,
+    sentence: Cow<'static, str>,
+    // The methods that are.
+    allowed: Option<&'static str>,
+}
+
+impl Fault {
+    pub(super) fn new(status: StatusCode, sentence: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            status,
+            sentence: sentence.into(),
+            allowed: None,
+        }
+    }
+
+    pub(super) fn bad(sentence: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, sentence)
+    }
+
+    pub(super) fn not_allowed(methods: &'static str) -> Self {
+        let sentence = "That is not what this is for.";
+        Self {
+            allowed: Some(methods),
+            ..Self::new(StatusCode::METHOD_NOT_ALLOWED, sentence)
+        }
+    }
+}
+
+impl From<Fault> for Response<String> {
+    fn from(fault: Fault) -> Self {
+        let mut response = text("text/plain; charset=utf-8", fault.sentence.into_owned());
+        *response.status_mut() = fault.status;
+        if let Some(allowed) = fault.allowed {
+            let allowed = HeaderValue::from_static(allowed);
+            response.headers_mut().insert(header::ALLOW, allowed);
+        }
+        response
+    }
+}
+
+pub(super) fn page() -> Response<String> {
+    // The keys of the hasher are random, so nobody can know what comes out.
+    let random = || RandomState::new().build_hasher().finish();
+    let nonce = format!("{:016x}{:016x}", random(), random());
+    let policy = format!(
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; \
+         connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    );
+    let page = PAGE.replace("{nonce}", &nonce);
+    let mut response = text("text/html; charset=utf-8", page);
+    if let Ok(policy) = HeaderValue::try_from(policy) {
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_SECURITY_POLICY, policy);
+    }
+    response
+}
+
+pub(super) fn json(view: serde_json::Result<String>) -> Answer {
+    let sentence = "The snapshot cannot be shown.";
+    let unshown = |_| Fault::new(StatusCode::INTERNAL_SERVER_ERROR, sentence);
+    view.map(|view| text("application/json", view))
+        .map_err(unshown)
+}
+
+fn text(kind: &'static str, body: String) -> Response<String> {
+    let mut response = Response::new(body);
+    let kind = HeaderValue::from_static(kind);
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+/// Keeps other sites, caches and frames out.
+pub(super) fn harden(headers: &mut HeaderMap) {
+    let policy = HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'");
+    headers
+        .entry(header::CONTENT_SECURITY_POLICY)
+        .or_insert(policy);
+    let resource_policy = HeaderName::from_static("cross-origin-resource-policy");
+    for (name, value) in [
+        (header::CACHE_CONTROL, "no-store"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (resource_policy, "same-origin"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+}

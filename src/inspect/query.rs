@@ -1,0 +1,117 @@
+//! What a request for a snapshot asks for.
+
+use crate::{inspect::answer::Fault, snapshot::Column};
+
+/// As many rows as an answer has by default.
+const ROWS: usize = 100;
+/// As many as it has at most, so that a million tenants do not make it a hundred megabytes.
+const MAX_ROWS: usize = 1_000;
+
+#[derive(Debug, PartialEq)]
+pub(super) struct Query {
+    /// Names in their order if there is none.
+    pub(super) sort: Option<Column>,
+    pub(super) top: usize,
+    /// In lower case.
+    pub(super) search: String,
+}
+
+impl Query {
+    pub(super) fn parse(query: &str) -> Result<Self, Fault> {
+        let mut parsed = Self {
+            sort: Some(Column::InFlight),
+            top: ROWS,
+            search: String::new(),
+        };
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let value = decode(value);
+            match key {
+                "sort" => parsed.sort = column(&value).ok_or_else(|| bad(key))?,
+                "top" => parsed.top = value.parse().map_err(|_| bad(key))?,
+                "search" => parsed.search = value.to_lowercase(),
+                _ => return Err(Fault::bad("It can `sort`, `search` and tell the `top`.")),
+            }
+        }
+        parsed.top = parsed.top.min(MAX_ROWS);
+        Ok(parsed)
+    }
+}
+
+fn bad(key: &str) -> Fault {
+    Fault::bad(format!("There is no such `{key}`."))
+}
+
+fn column(name: &str) -> Option<Option<Column>> {
+    Some(Some(match name {
+        "tenant" => return Some(None),
+        "limit" => Column::Limit,
+        "in_flight" => Column::InFlight,
+        "waiting" => Column::Waiting,
+        "oldest_wait" => Column::OldestWait,
+        "weight" => Column::Weight,
+        "share" => Column::Share,
+        "admitted" => Column::Admitted,
+        "refused" => Column::Refused,
+        "idle" => Column::Idle,
+        _ => return None,
+    }))
+}
+
+/// Undoes the encoding of a form; what is wrong in it stays as it is.
+fn decode(value: &str) -> String {
+    let mut bytes = Vec::with_capacity(value.len());
+    let mut rest = value.as_bytes();
+    while let [first, after @ ..] = rest {
+        rest = after;
+        match (first, after) {
+            (b'+', _) => bytes.push(b' '),
+            (b'%', [high, low, after @ ..]) => match (digit(*high), digit(*low)) {
+                (Some(high), Some(low)) => {
+                    bytes.push(16 * high + low);
+                    rest = after;
+                }
+                _ => bytes.push(b'%'),
+            },
+            _ => bytes.push(*first),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn digit(byte: u8) -> Option<u8> {
+    let digit = char::from(byte).to_digit(16)?;
+    u8::try_from(digit).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_search_is_decoded_and_what_is_wrong_in_it_stays() {
+        for (encoded, plain) in [
+            ("", ""),
+            ("a+b%20c", "a b c"),
+            ("%C3%a9%26", "é&"),
+            ("100%", "100%"),
+            ("%4", "%4"),
+            ("%zz%2", "%zz%2"),
+            ("%ff", "\u{fffd}"),
+        ] {
+            assert_eq!(decode(encoded), plain, "{encoded}");
+        }
+    }
+
+    #[test]
+    fn a_query_has_defaults_and_bounds() {
+        let query = Query::parse("").unwrap();
+        assert_eq!((query.sort, query.top), (Some(Column::InFlight), 100));
+        let query = Query::parse("sort=tenant&top=9999999&search=ACME").unwrap();
+        assert_eq!((query.sort, query.top), (None, 1_000));
+        assert_eq!(query.search, "acme");
+        for wrong in ["sort=name", "top=-1", "top=", "limit=3"] {
+            assert!(Query::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! What is shown of a limiter.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    inspect::{Inspect, query::Query},
+    snapshot::{Snapshot, TenantSnapshot},
+};
+
+/// Names are cut after so many characters.
+const SHOWN: usize = 256;
+
+#[derive(Serialize)]
+struct View {
+    writable: bool,
+    /// How many tenants the search has found.
+    matched: usize,
+    #[serde(flatten)]
+    snapshot: Snapshot<Shown>,
+}
+
+/// How a tenant is shown.
+#[derive(Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    named: Named,
+    cut: bool,
+}
+
+/// What a tenant is called.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Named {
+    name: String,
+    // Of the whole name.
+    id: Option<String>,
+}
+
+impl Named {
+    fn of(name: &str) -> Self {
+        // The same for each page and server: its keys are constant.
+        let mut hasher = DefaultHasher::new();
+        name.hash(&mut hasher);
+        Self {
+            name: name.chars().take(SHOWN).collect(),
+            id: Some(format!("{:016x}", hasher.finish())),
+        }
+    }
+
+    /// Whether it is what a tenant of that name is called, in short or in full.
+    fn means(&self, name: &str) -> bool {
+        match &self.id {
+            None => self.name == name,
+            Some(_) => *self == Self::of(name),
+        }
+    }
+}
+
+impl Shown {
+    fn of(name: &str) -> Self {
+        let named = Named::of(name);
+        let cut = named.name.len() < name.len();
+        Self { named, cut }
+    }
+}
+
+impl<K: Clone> Inspect<K> {
+    pub(super) fn view(&self, query: &Query) -> serde_json::Result<String> {
+        let mut snapshot = self.limiter.snapshot();
+        let found = |name: &str| name.to_lowercase().contains(&query.search);
+        if !query.search.is_empty() {
+            let found = |row: &TenantSnapshot<K>| found(&(self.name)(&row.tenant));
+            snapshot.tenants.retain(found);
+        }
+        let matched = snapshot.tenants.len();
+        let rows = match query.sort {
+            Some(column) => self.called(snapshot.top(query.top, column)),
+            None => self.first(&snapshot, query.top),
+        };
+        let shown = |(name, row): &(String, &TenantSnapshot<K>)| row.with_tenant(Shown::of(name));
+        let tenants = rows.iter().map(shown).collect();
+        serde_json::to_string(&View {
+            writable: self.writable,
+            matched,
+            snapshot: snapshot.with_tenants(tenants),
+        })
+    }
+
+    /// The tenants that are called so.
+    pub(super) fn find(&self, named: &Named) -> Vec<K> {
+        let tenants = self.limiter.snapshot().tenants.into_iter();
+        tenants
+            .map(|row| row.tenant)
+            .filter(|tenant| named.means(&(self.name)(tenant)))
+            .collect()
+    }
+
+    /// The first `n` in the order of their names.
+    fn first<'s>(
+        &self,
+        snapshot: &'s Snapshot<K>,
+        n: usize,
+    ) -> Vec<(String, &'s TenantSnapshot<K>)> {
+        let mut rows = self.called(snapshot.tenants.iter());
+        rows.sort_by(|(a, _), (b, _)| a.cmp(b));
+        rows.truncate(n);
+        rows
+    }
+
+    fn called<'s>(
+        &self,
+        rows: impl IntoIterator<Item = &'s TenantSnapshot<K>>,
+    ) -> Vec<(String, &'s TenantSnapshot<K>)> {
+        rows.into_iter()
+            .map(|row| ((self.name)(&row.tenant), row))
+            .collect()
+    }
+}

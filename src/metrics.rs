@@ -1,0 +1,266 @@
+//! Figures of a limiter through the `metrics` facade.
+
+mod tenants;
+
+use std::{
+    fmt,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use metrics::{
+    Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
+    gauge, histogram,
+};
+
+pub use self::tenants::TenantMetrics;
+use crate::{
+    observe::{Ending, Event, Observer},
+    reject::{RejectReason, Rejected},
+};
+
+/// Counts what happens in a limiter, for whatever recorder of the `metrics` facade is installed.
+///
+/// | name | kind | labels | |
+/// |---|---|---|---|
+/// | `tower_tenant_in_flight` | gauge | `limiter` | requests admitted and not ended |
+/// | `tower_tenant_waiting` | gauge | `limiter` | requests in a line |
+/// | `tower_tenant_tracked` | gauge | `limiter` | tenants tracked |
+/// | `tower_tenant_admitted_total` | counter | `limiter` | requests admitted |
+/// | `tower_tenant_refused_total` | counter | `limiter`, `reason` | requests refused, by [`RejectReason::as_str`] |
+/// | `tower_tenant_cancelled_total` | counter | `limiter`, `where` | requests dropped by their caller: `queue` or `running` |
+/// | `tower_tenant_dry_run_refused_total` | counter | `limiter`, `reason` | requests admitted that would have been refused but for a dry run |
+/// | `tower_tenant_dry_run_queued_total` | counter | `limiter` | requests admitted that would have had to wait |
+/// | `tower_tenant_evicted_total` | counter | `limiter` | tenants forgotten |
+/// | `tower_tenant_wait_seconds` | histogram | `limiter` | how long those waited that had to, however it ended |
+/// | `tower_tenant_hold_seconds` | histogram | `limiter` | how long slots were held, by [`hold_times`](Self::hold_times) |
+///
+/// No label names a tenant; [`TenantMetrics`] does, for a few. All series are there from the start,
+/// with 0. What the gauges still count when the limiter goes is taken off them.
+///
+/// Requests that are exempt or bypass the limits are not counted. A request that was granted a slot
+/// is waiting here until it takes the slot.
+///
+/// # Examples
+///
+/// ```
+/// use tower_tenant::{Metrics, TenantMetrics, TenantLimiter};
+///
+/// // After the recorder is installed:
+/// let limiter = TenantLimiter::<String>::new(4).observer((
+///     Metrics::new("api").hold_times(),
+///     TenantMetrics::top("api", 20, |tenant: &String| tenant.clone()),
+/// ));
+/// ```
+pub struct Metrics {
+    in_flight: Level,
+    waiting: Level,
+    tracked: Level,
+    admitted: Counter,
+    refused: Reasons,
+    would_refuse: Reasons,
+    would_queue: Counter,
+    cancelled_in_queue: Counter,
+    cancelled_running: Counter,
+    evicted: Counter,
+    wait: Histogram,
+    hold: Option<Histogram>,
+    limiter: String,
+}
+
+/// A counter for each reason to refuse.
+type Reasons = [Counter; RejectReason::ALL.len()];
+
+impl Metrics {
+    /// Makes the metrics of a limiter, which is called `limiter` in a label of each.
+    ///
+    /// Install the recorder first: metrics that are made before it are not seen.
+    #[must_use]
+    pub fn new(limiter: impl Into<String>) -> Self {
+        describe();
+        let limiter = limiter.into();
+        let name = || limiter.clone();
+        let reasons = |metric: &'static str| {
+            let of = |reason: RejectReason| {
+                let labels = [("limiter", name()), ("reason", reason.as_str().to_owned())];
+                zero(counter!(metric, &labels))
+            };
+            RejectReason::ALL.map(of)
+        };
+        let cancelled = |place: &str| {
+            let labels = [("limiter", name()), ("where", place.to_owned())];
+            zero(counter!("tower_tenant_cancelled_total", &labels))
+        };
+        Self {
+            in_flight: Level::new(gauge!("tower_tenant_in_flight", "limiter" => name())),
+            waiting: Level::new(gauge!("tower_tenant_waiting", "limiter" => name())),
+            tracked: Level::new(gauge!("tower_tenant_tracked", "limiter" => name())),
+            admitted: zero(counter!("tower_tenant_admitted_total", "limiter" => name())),
+            refused: reasons("tower_tenant_refused_total"),
+            would_refuse: reasons("tower_tenant_dry_run_refused_total"),
+            would_queue: zero(counter!("tower_tenant_dry_run_queued_total", "limiter" => name())),
+            cancelled_in_queue: cancelled("queue"),
+            cancelled_running: cancelled("running"),
+            evicted: zero(counter!("tower_tenant_evicted_total", "limiter" => name())),
+            wait: histogram!("tower_tenant_wait_seconds", "limiter" => name()),
+            hold: None,
+            limiter,
+        }
+    }
+
+    /// Records how long slots are held, too, which reads the clock twice for each request.
+    #[must_use]
+    pub fn hold_times(self) -> Self {
+        let hold = histogram!("tower_tenant_hold_seconds", "limiter" => self.limiter.clone());
+        Self {
+            hold: Some(hold),
+            ..self
+        }
+    }
+
+    fn waited(&self, waited: Option<Duration>) {
+        if let Some(waited) = waited {
+            self.waiting.lower();
+            self.wait.record(waited);
+        }
+    }
+
+    fn released(&self, ending: Ending, held: Option<Duration>) {
+        self.in_flight.lower();
+        if ending == Ending::Cancelled {
+            self.cancelled_running.increment(1);
+        }
+        if let (Some(hold), Some(held)) = (&self.hold, held) {
+            hold.record(held);
+        }
+    }
+}
+
+impl<K> Observer<K> for Metrics {
+    fn observe(&self, _: Option<&K>, event: Event) {
+        match event {
+            Event::Tracked => self.tracked.raise(),
+            Event::Evicted => {
+                self.tracked.lower();
+                self.evicted.increment(1);
+            }
+            Event::Queued => self.waiting.raise(),
+            Event::Admitted { waited } => {
+                self.waited(waited);
+                self.in_flight.raise();
+                self.admitted.increment(1);
+            }
+            Event::Refused { rejected, waited } => {
+                self.waited(waited);
+                count(&self.refused, rejected);
+            }
+            Event::Cancelled { waited } => {
+                self.waited(Some(waited));
+                self.cancelled_in_queue.increment(1);
+            }
+            Event::Released { ending, held } => self.released(ending, held),
+            Event::WouldQueue => self.would_queue.increment(1),
+            Event::WouldRefuse { rejected } => count(&self.would_refuse, rejected),
+            Event::LimitChanged { .. } | Event::CapacityChanged { .. } | Event::EvictorStopped => {}
+        }
+    }
+
+    fn times_holds(&self) -> bool {
+        self.hold.is_some()
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metrics")
+            .field("limiter", &self.limiter)
+            .field("hold_times", &self.hold.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+fn count(reasons: &Reasons, rejected: Rejected) {
+    if let Some(counter) = reasons.get(rejected.reason() as usize) {
+        counter.increment(1);
+    }
+}
+
+/// A part of a gauge that others may share, which goes with its owner.
+struct Level {
+    gauge: Gauge,
+    count: AtomicU64,
+}
+
+impl Level {
+    fn new(gauge: Gauge) -> Self {
+        gauge.increment(0);
+        Self {
+            gauge,
+            count: AtomicU64::new(0),
+        }
+    }
+
+    fn raise(&self) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.gauge.increment(1);
+    }
+
+    fn lower(&self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        self.gauge.decrement(1);
+    }
+}
+
+impl Drop for Level {
+    fn drop(&mut self) {
+        // Two events that were told in the wrong order may have left it below 0 for a moment, but
+        // not when nobody tells any more.
+        self.gauge.decrement(*self.count.get_mut() as f64);
+    }
+}
+
+/// A counter that is there with 0 before anything happens.
+fn zero(counter: Counter) -> Counter {
+    counter.increment(0);
+    counter
+}
+
+fn describe() {
+    describe_gauge!(
+        "tower_tenant_in_flight",
+        Unit::Count,
+        "Requests admitted and not ended."
+    );
+    describe_gauge!("tower_tenant_waiting", Unit::Count, "Requests in a line.");
+    describe_gauge!("tower_tenant_tracked", Unit::Count, "Tenants tracked.");
+    describe_counter!(
+        "tower_tenant_admitted_total",
+        Unit::Count,
+        "Requests admitted."
+    );
+    describe_counter!(
+        "tower_tenant_refused_total",
+        Unit::Count,
+        "Requests refused."
+    );
+    describe_counter!(
+        "tower_tenant_cancelled_total",
+        Unit::Count,
+        "Requests dropped by their caller."
+    );
+    describe_counter!(
+        "tower_tenant_evicted_total",
+        Unit::Count,
+        "Tenants forgotten."
+    );
+    describe_histogram!(
+        "tower_tenant_wait_seconds",
+        Unit::Seconds,
+        "How long requests waited."
+    );
+    describe_histogram!(
+        "tower_tenant_hold_seconds",
+        Unit::Seconds,
+        "How long slots were held."
+    );
+}

@@ -1,0 +1,154 @@
+//! What happens in a limiter, through `tracing`.
+
+use std::{fmt, time::Duration};
+
+use tracing::{Span, debug, info, trace, warn};
+
+use crate::observe::{Event, Observer};
+
+/// Tells `tracing` of refusals, waits and new limits, at `DEBUG` unless said below, under the target `tower_tenant`.
+///
+/// | event | fields |
+/// |---|---|
+/// | `request refused` | `reason`, `limit`, `in_flight`, `waiting`, `retry_after`, `waited_ms` |
+/// | `request would be refused` | `reason`, `limit`, `in_flight` |
+/// | `request waited` | `waited_ms` |
+/// | `request left the queue` | `waited_ms` |
+/// | `limit changed`, at `INFO` | `limit`: without it, that for all or a function; without a tenant, for all |
+/// | `capacity changed`, at `INFO` | `capacity` |
+/// | `tenant evicted`, at `TRACE` | |
+/// | `idle tenants are not evicted`, at `WARN` | |
+///
+/// How long a request waited is also recorded in the field `queue_wait_ms` of the current span, if
+/// the span was made with such a field. A flood is a line for each refusal, for whoever asks for
+/// `DEBUG`; counting is for metrics.
+///
+/// The tenant is a field, `tenant`, only by choice: [`tenant`](Self::tenant).
+///
+/// # Examples
+///
+/// ```
+/// use tower_tenant::{TenantLimiter, Trace};
+///
+/// let limiter = TenantLimiter::<String>::new(4)
+///     .observer(Trace::new().tenant(|tenant: &String| tenant.clone()));
+/// ```
+pub struct Trace<K> {
+    name: Option<Box<Name<K>>>,
+}
+
+type Name<K> = dyn Fn(&K) -> String + Send + Sync;
+
+impl<K> Trace<K> {
+    /// Makes an observer that names no tenant.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { name: None }
+    }
+
+    /// Tells who the tenant is, as `name` says.
+    #[must_use]
+    pub fn tenant(self, name: impl Fn(&K) -> String + Send + Sync + 'static) -> Self {
+        Self {
+            name: Some(Box::new(name)),
+        }
+    }
+
+    fn name(&self, tenant: Option<&K>) -> Option<String> {
+        self.name
+            .as_ref()
+            .zip(tenant)
+            .map(|(name, tenant)| name(tenant))
+    }
+}
+
+impl<K: 'static> Observer<K> for Trace<K> {
+    fn observe(&self, tenant: Option<&K>, event: Event) {
+        match event {
+            Event::Admitted {
+                waited: Some(waited),
+            } => {
+                record(waited);
+                debug!(
+                    target: "tower_tenant",
+                    tenant = self.name(tenant),
+                    waited_ms = millis(waited),
+                    "request waited"
+                );
+            }
+            Event::Refused { rejected, waited } => {
+                if let Some(waited) = waited {
+                    record(waited);
+                }
+                debug!(
+                    target: "tower_tenant",
+                    tenant = self.name(tenant),
+                    reason = rejected.reason().as_str(),
+                    limit = rejected.limit(),
+                    in_flight = rejected.in_flight(),
+                    waiting = rejected.waiting(),
+                    retry_after = rejected.retry_after().map(|delay| delay.as_secs()),
+                    waited_ms = waited.map(millis),
+                    "request refused"
+                );
+            }
+            Event::WouldRefuse { rejected } => debug!(
+                target: "tower_tenant",
+                tenant = self.name(tenant),
+                reason = rejected.reason().as_str(),
+                limit = rejected.limit(),
+                in_flight = rejected.in_flight(),
+                "request would be refused"
+            ),
+            Event::Cancelled { waited } => debug!(
+                target: "tower_tenant",
+                tenant = self.name(tenant),
+                waited_ms = millis(waited),
+                "request left the queue"
+            ),
+            Event::Evicted => trace!(
+                target: "tower_tenant",
+                tenant = self.name(tenant),
+                "tenant evicted"
+            ),
+            Event::LimitChanged { limit } => info!(
+                target: "tower_tenant",
+                tenant = self.name(tenant),
+                limit,
+                "limit changed"
+            ),
+            Event::CapacityChanged { slots } => info!(
+                target: "tower_tenant",
+                capacity = slots,
+                "capacity changed"
+            ),
+            Event::EvictorStopped => warn!(
+                target: "tower_tenant",
+                "idle tenants are not evicted: the runtime has no time driver"
+            ),
+            _ => {}
+        }
+    }
+}
+
+fn record(waited: Duration) {
+    Span::current().record("queue_wait_ms", millis(waited));
+}
+
+fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
+}
+
+impl<K> Default for Trace<K> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<K> fmt::Debug for Trace<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Trace")
+            .field("names_tenants", &self.name.is_some())
+            .finish()
+    }
+}
