@@ -11,6 +11,10 @@ use std::{
     future::{Ready, ready},
     hint::black_box,
     pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -22,8 +26,8 @@ use support::{forget_all, probe};
 use tokio::runtime::Builder;
 use tower::{Layer, Service, service_fn};
 use tower_tenant::{
-    Hold, MissingTenant, Overflow, Permit, RejectReason, TenantConcurrencyLayer, TenantLimiter,
-    borrowed, extension, header,
+    Event, Hold, MissingTenant, Overflow, Permit, RejectReason, TenantConcurrencyLayer,
+    TenantLimiter, borrowed, extension, header,
 };
 
 /// Counts the allocations of each thread.
@@ -213,6 +217,27 @@ fn a_request_without_a_tenant_costs_no_allocation() {
         let service = layer.layer(service_fn(done::<u64>));
         assert_eq!(cost(service, numbers(), admitted), 0, "{missing:?}");
     }
+}
+
+#[test]
+fn being_observed_and_counted_costs_no_allocation() {
+    let told = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&told);
+    let counts = move |_: Option<&u64>, _: Event| {
+        count.fetch_add(1, Ordering::Relaxed);
+    };
+    let layer = || TenantConcurrencyLayer::new(1, |id: &u64| Some(*id));
+    let observed = layer().observer(counts).count_requests();
+    for layer in [observed, layer().observer(())] {
+        let service = layer.layer(service_fn(done::<u64>));
+        assert_eq!(cost(service.clone(), numbers(), true), 0, "admitted");
+        let permit = fill(layer.limiter(), &7);
+        assert_eq!(cost(service, numbers(), false), 0, "refused");
+        drop(permit);
+        probe(layer.limiter(), 7, 1, 2);
+        forget_all(layer.limiter());
+    }
+    assert!(told.load(Ordering::Relaxed) > 300);
 }
 
 /// A body that has not ended.

@@ -2,12 +2,23 @@
 //! each public type is. The table is compiled; the test sees that no type is missing from it.
 #![cfg(feature = "http")]
 
-use std::{cell::Cell, fmt::Debug, future::Future, marker::PhantomPinned, pin::Pin, rc::Rc};
+use std::{
+    cell::Cell, fmt::Debug, future::Future, marker::PhantomPinned, pin::Pin, rc::Rc, time::Duration,
+};
 
-use axum::body::Body;
+use axum::{Router, body::Body};
 use http::{Request, Response};
 use static_assertions::{assert_impl_all, assert_not_impl_any};
-use tower::{Service, service_fn, util::BoxCloneSyncService};
+use tower::{
+    Layer as _, Service, ServiceBuilder, ServiceExt,
+    limit::GlobalConcurrencyLimitLayer,
+    load_shed::LoadShedLayer,
+    retry::{Policy, RetryLayer},
+    service_fn,
+    timeout::TimeoutLayer,
+    util::{BoxCloneService, BoxCloneSyncService, ServiceFn},
+};
+use tower_http::{catch_panic::CatchPanicLayer, cors::CorsLayer};
 use tower_tenant::*;
 
 type Inner = BoxCloneSyncService<Request<Body>, Response<Body>, BoxError>;
@@ -190,6 +201,94 @@ async fn an_inner_future_that_must_not_move_stays_where_it_is() {
     let future = service.call(1);
     assert!(Box::pin(is_send(future)).await.is_ok());
     assert_eq!(layer.limiter().in_flight(&7), 0);
+}
+
+/// What a server asks of a service that it clones for each connection.
+fn serves<S>(service: S)
+where
+    S: Service<Request<Body>, Future: Send> + Send + Clone + 'static,
+{
+    drop(is_send(service.oneshot(Request::default())));
+}
+
+type Pinning = ServiceFn<fn(Request<Body>) -> Answering>;
+type Answering = PinnedAnswer<Result<Response<Body>, BoxError>>;
+
+/// A future that must not move, nor be looked at from two threads.
+struct PinnedAnswer<T>(Cell<Option<T>>, PhantomPinned);
+
+impl<T> Future for PinnedAnswer<T> {
+    type Output = T;
+
+    fn poll(self: Pin<&mut Self>, _: &mut std::task::Context<'_>) -> std::task::Poll<T> {
+        self.0
+            .take()
+            .map_or(std::task::Poll::Pending, std::task::Poll::Ready)
+    }
+}
+
+fn pinning() -> Pinning {
+    service_fn(|_| PinnedAnswer(Cell::new(Some(Ok(Response::default()))), PhantomPinned))
+}
+
+// The premises.
+assert_not_impl_any!(Request<Body>: Sync, Clone);
+assert_not_impl_any!(Answering: Sync, Unpin);
+assert_not_impl_any!(ResponseBody<Rc<u8>>: Send, Sync);
+assert_not_impl_any!(ResponseFuture<Pinning, Request<Body>, Http>: Sync, Unpin, Clone);
+
+#[tokio::test]
+async fn stacks_can_be_served_though_bodies_are_not_sync_and_futures_must_not_move() {
+    let build = ServiceBuilder::new;
+    let limit = || TenantConcurrencyLayer::<String, _>::new(1, header("x-tenant"));
+    let http = || limit().http();
+    serves(build().layer(limit()).service(pinning()));
+    serves(build().layer(limit().hold_body()).service(pinning()));
+    serves(build().layer(http()).service(pinning()));
+
+    let timeout = || TimeoutLayer::new(Duration::from_secs(1));
+    serves(build().layer(timeout()).layer(limit()).service(pinning()));
+    serves(build().layer(limit()).layer(timeout()).service(pinning()));
+    let retry = || RetryLayer::new(Never);
+    serves(build().layer(retry()).layer(limit()).service(pinning()));
+    serves(build().layer(limit()).layer(retry()).service(pinning()));
+    let shed = LoadShedLayer::new;
+    serves(build().layer(shed()).layer(limit()).service(pinning()));
+    serves(build().layer(limit()).layer(shed()).service(pinning()));
+    let global = || GlobalConcurrencyLimitLayer::new(1);
+    serves(build().layer(global()).layer(limit()).service(pinning()));
+    serves(build().layer(limit()).layer(global()).service(pinning()));
+    serves(build().buffer(1).layer(limit()).service(pinning()));
+    serves(build().layer(limit()).buffer(1).service(pinning()));
+
+    let cors = CorsLayer::new;
+    serves(build().layer(cors()).layer(http()).service(pinning()));
+    serves(build().layer(http()).layer(cors()).service(pinning()));
+    let catch = CatchPanicLayer::new;
+    serves(build().layer(catch()).layer(http()).service(pinning()));
+    serves(build().layer(http()).layer(catch()).service(pinning()));
+
+    serves(BoxCloneService::new(http().layer(pinning())));
+    serves(BoxCloneSyncService::new(http().layer(pinning())));
+    serves(http().layer(BoxCloneService::new(pinning())));
+    serves(http().layer(BoxCloneSyncService::new(pinning())));
+    serves(Router::<()>::new().layer(http()));
+    serves(http().layer(Router::<()>::new()));
+}
+
+#[derive(Clone)]
+struct Never;
+
+impl<Res, E> Policy<Request<Body>, Res, E> for Never {
+    type Future = std::future::Ready<()>;
+
+    fn retry(&mut self, _: &mut Request<Body>, _: &mut Result<Res, E>) -> Option<Self::Future> {
+        None
+    }
+
+    fn clone_request(&mut self, _: &Request<Body>) -> Option<Request<Body>> {
+        None
+    }
 }
 
 #[tokio::test]

@@ -28,7 +28,9 @@ use futures_util::{FutureExt, stream};
 use http::{Request, Response};
 use http_body_util::{BodyExt, StreamBody, combinators::UnsyncBoxBody};
 use hyper::body::{Body, Frame};
-use support::{Gate, Tenant, call, forget_all, manual, probe, tenant_of, until, watched};
+use support::{
+    Gate, Tenant, call, forget_all, forget_idle, manual, probe, tenant_of, until, watched,
+};
 use tokio::time::advance;
 use tokio_test::{
     assert_pending, assert_ready_err, assert_ready_ok,
@@ -36,8 +38,8 @@ use tokio_test::{
 };
 use tower::{Layer, Service, ServiceExt, service_fn, util::ServiceFn};
 use tower_tenant::{
-    Capacity, Ending, Event, Face, FromHeader, Hold, MissingTenant, Observer, Overflow, Permit,
-    RejectReason, Rejected, TenantConcurrencyLayer, TenantLimiter, header,
+    Capacity, Ending, Event, Face, FromHeader, Hold, Limits, MissingTenant, Observer, Overflow,
+    Permit, RejectReason, Rejected, TenantConcurrencyLayer, TenantLimiter, header,
 };
 use wire::{Client, VERSIONS, serve, tenant_in};
 
@@ -929,6 +931,7 @@ async fn an_observer_that_panics_harms_nobody() {
             play_all(layer.http(), &log, true).await;
         }
         panics.assert_each_kind_was_told();
+        panics.0.lock().unwrap().0.clear();
     }
 }
 
@@ -987,9 +990,11 @@ fn an_observer_may_use_the_limiter() {
                 }
                 let told: usize = ACTS.iter().map(|act| act.told(true).len()).sum();
                 assert!(reenters.times.load(Ordering::SeqCst) - before > told);
+                forget_idle(&limiter);
+                assert_eq!(limiter.tracked(), 1, "the observer has come back at once");
                 *reenters.limiter.lock().unwrap() = None;
-                forget_all(&limiter);
                 probe(&limiter, "acme".to_owned(), 1, 1);
+                forget_all(&limiter);
             }
         });
     });
@@ -1061,6 +1066,30 @@ fn the_sums_of_many_threads_balance() {
             assert_eq!(limiter.in_flight(tenant) + limiter.waiting(tenant), 0);
         }
     }
+}
+
+// OB1
+#[test]
+fn a_tenant_that_somebody_else_brings_meanwhile_is_told_once() {
+    let log = Log::new();
+    let rival = Arc::new(Mutex::new(None::<Limiter>));
+    let slot = Arc::clone(&rival);
+    let limits = Limits::by(move |tenant: &Tenant| {
+        // While the newcomer asks for its limit.
+        let rival = slot.lock().unwrap().take();
+        if let Some(limiter) = rival {
+            drop(limiter.try_acquire(tenant));
+        }
+        2
+    });
+    let limiter = TenantLimiter::new(limits).observer(log.clone());
+    *rival.lock().unwrap() = Some(limiter.clone());
+    drop(limiter.try_acquire(&"T"));
+    let done = Released(Ending::Completed);
+    let [tracked, admitted] = [Tracked, Admitted(false)];
+    assert_eq!(log.take(), [tracked, admitted, done, admitted, done]);
+    forget_all(&limiter);
+    assert_eq!(log.take(), [Evicted]);
 }
 
 #[test]

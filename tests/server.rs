@@ -39,7 +39,7 @@ use tokio::{
     task::JoinSet,
 };
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, util::BoxCloneSyncService};
-use tower_http::cors::CorsLayer;
+use tower_http::{cors::CorsLayer, timeout::TimeoutLayer};
 use tower_tenant::{
     Hold, Http, Overflow, Rejected, TenantConcurrencyLayer, header as tenant_header,
 };
@@ -258,6 +258,52 @@ async fn waiting_requests_are_all_served_in_turn() {
         assert_eq!(gate.calls("T"), 10);
         probe(layer.limiter(), "T", 2, 8);
     }
+}
+
+// CO3
+#[tokio::test]
+async fn a_timeout_outside_is_a_408_and_gives_slot_and_place_back() {
+    for version in VERSIONS {
+        let (gate, layer) = (Gate::shut(), queueing(1, 1));
+        let router = routes(&gate).layer(layer.clone()).layer(timeout());
+        let addr = serve(router).await;
+        let held = layer.limiter().try_acquire(&"T").unwrap();
+        let waiting = wire::get(addr, version, "/work", "T").await;
+        assert_eq!(waiting.status, StatusCode::REQUEST_TIMEOUT);
+        until(|| layer.limiter().waiting("T") == 0).await;
+        assert_eq!(gate.calls("T"), 0);
+        drop(held);
+        let running = wire::get(addr, version, "/work", "T").await;
+        assert_eq!(running.status, StatusCode::REQUEST_TIMEOUT);
+        assert_eq!(gate.calls("T"), 1);
+        until(|| layer.limiter().in_flight("T") == 0).await;
+        probe(layer.limiter(), "T", 1, 1);
+    }
+}
+
+// CO3
+#[tokio::test]
+async fn a_timeout_inside_does_not_count_the_wait_and_gives_the_slot_back() {
+    for version in VERSIONS {
+        let (gate, layer) = (Gate::shut(), queueing(1, 1));
+        let router = routes(&gate).layer(timeout()).layer(layer.clone());
+        let addr = serve(router).await;
+        let held = layer.limiter().try_acquire(&"T").unwrap();
+        let mut answer = tokio::spawn(wire::get(addr, version, "/work", "T"));
+        until(|| layer.limiter().waiting("T") == 1).await;
+        let early = tokio::time::timeout(Duration::from_millis(100), &mut answer).await;
+        assert!(early.is_err(), "it waits for longer than the timeout");
+        drop(held);
+        let answer = answer.await.unwrap();
+        assert_eq!(answer.status, StatusCode::REQUEST_TIMEOUT);
+        assert_eq!(gate.calls("T"), 1);
+        until(|| layer.limiter().in_flight("T") == 0).await;
+        probe(layer.limiter(), "T", 1, 1);
+    }
+}
+
+fn timeout() -> TimeoutLayer {
+    TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_millis(50))
 }
 
 // PR3
