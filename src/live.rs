@@ -141,6 +141,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// flight stays exact, and may be more than the limit. A limiter that is closed refuses all the
     /// same.
     ///
+    /// Tenants that find the table full are not tracked while that lasts: their requests are in no
+    /// figure but that of the capacity, and no drain waits for them.
+    ///
     /// Whether a request would have waited is told from how far its tenant is beyond its limit, as if
     /// those in excess were its line.
     ///
