@@ -10,6 +10,10 @@
 //! and tenants taken from headers and request extensions. `reqwest` lets bodies of reqwest hold
 //! permits, `reqwest-middleware` adds `TenantMiddleware`, and `tonic` adds refusals as gRPC statuses.
 //!
+//! What happens is told to an [`Observer`], such as those of the features `metrics` and `tracing`,
+//! and shown by a [`Snapshot`], which the feature `inspect` serves as a page. `serde` reads
+//! [`Settings`] from a file.
+//!
 //! # Examples
 //!
 //! An axum server; `http` makes refusals responses:
