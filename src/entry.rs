@@ -57,6 +57,18 @@ impl Entry {
         }
     }
 
+    /// An entry that is not a tenant's, with the one slot that it has taken, so that whoever gives
+    /// it back is heard.
+    pub(crate) fn of_one(home: sync::Arc<Home>) -> Self {
+        Self {
+            gate: Gate::of_one(),
+            extra: None,
+            idle_since: AtomicU64::new(0),
+            refusals: Backoff::new(),
+            home,
+        }
+    }
+
     pub(crate) fn share(&self) -> Option<&Share<Held>> {
         self.extra.as_ref()?.share.as_ref()
     }
@@ -348,6 +360,11 @@ impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for Held {
 
 #[cfg(not(tenant_loom))]
 impl Held {
+    /// What it holds, if that is a `T`.
+    pub(crate) fn downcast<T: Any>(&self) -> Option<&T> {
+        self.0.tenant.downcast_ref()
+    }
+
     fn tell(&self, event: Event) {
         self.home.tell(&self.0.tenant, event);
     }
@@ -383,6 +400,10 @@ impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for Held {
 
 #[cfg(tenant_loom)]
 impl Held {
+    pub(crate) fn downcast<T: Any>(&self) -> Option<&T> {
+        self.0.tenant().downcast_ref()
+    }
+
     fn tell(&self, event: Event) {
         self.home.tell(self.0.tenant(), event);
     }

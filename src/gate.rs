@@ -65,6 +65,14 @@ impl Gate {
         }
     }
 
+    /// An attended gate with one slot, which is taken.
+    pub(crate) fn of_one() -> Self {
+        Self {
+            word: AtomicU64::new(Word::new(1, true).entered().0),
+            queue: Mutex::new(Queue::default()),
+        }
+    }
+
     #[inline]
     pub(crate) fn word(&self) -> Word {
         Word(self.word.load(Ordering::Acquire))

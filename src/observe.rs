@@ -11,7 +11,8 @@ use crate::{contain::contain, reject::Rejected, tenant::Tenant};
 ///
 /// It runs under no lock, on the thread of whoever caused the event, and should be quick. Should it
 /// panic, the panic hook reports that and nothing else changes. An event is told right after its
-/// figures have changed, so that of two threads the second may be told first.
+/// figures have changed, so that of two threads the second may be told first. Each admitted request
+/// allocates once for it.
 ///
 /// # Examples
 ///

@@ -71,6 +71,11 @@ impl Word {
         self.0 & WATCHED != 0
     }
 
+    #[inline]
+    pub(crate) fn is_attended(self) -> bool {
+        self.0 & ATTENDED != 0
+    }
+
     /// The limit is only pretended: whoever comes enters.
     pub(crate) fn is_dry(self) -> bool {
         self.0 & DRY != 0

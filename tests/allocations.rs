@@ -220,7 +220,7 @@ fn a_request_without_a_tenant_costs_no_allocation() {
 }
 
 #[test]
-fn being_observed_and_counted_costs_no_allocation() {
+fn being_observed_costs_one_allocation_for_each_admitted_request_and_being_counted_none() {
     let told = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&told);
     let counts = move |_: Option<&u64>, _: Event| {
@@ -228,9 +228,10 @@ fn being_observed_and_counted_costs_no_allocation() {
     };
     let layer = || TenantConcurrencyLayer::new(1, |id: &u64| Some(*id));
     let observed = layer().observer(counts).count_requests();
-    for layer in [observed, layer().observer(())] {
+    let counted = layer().count_requests();
+    for (layer, admitted) in [(observed, 1), (counted, 0), (layer().observer(()), 0)] {
         let service = layer.layer(service_fn(done::<u64>));
-        assert_eq!(cost(service.clone(), numbers(), true), 0, "admitted");
+        assert_eq!(cost(service.clone(), numbers(), true), admitted, "admitted");
         let permit = fill(layer.limiter(), &7);
         assert_eq!(cost(service, numbers(), false), 0, "refused");
         drop(permit);
