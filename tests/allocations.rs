@@ -229,7 +229,7 @@ fn being_observed_costs_one_allocation_for_each_admitted_request_and_being_count
     let layer = || TenantConcurrencyLayer::new(1, |id: &u64| Some(*id));
     let observed = layer().observer(counts).count_requests();
     let counted = layer().count_requests();
-    for (layer, admitted) in [(observed, 1), (counted, 0), (layer().observer(()), 0)] {
+    for (layer, admitted) in [(observed, 100), (counted, 0), (layer().observer(()), 0)] {
         let service = layer.layer(service_fn(done::<u64>));
         assert_eq!(cost(service.clone(), numbers(), true), admitted, "admitted");
         let permit = fill(layer.limiter(), &7);
