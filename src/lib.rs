@@ -47,6 +47,7 @@ mod body;
 #[cfg(feature = "http")]
 mod body_errors;
 mod capacity;
+mod clock;
 mod contain;
 mod drain;
 mod entry;
