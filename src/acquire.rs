@@ -11,6 +11,7 @@ use pin_project_lite::pin_project;
 use tokio::time::Sleep;
 
 use crate::{
+    contain::contain,
     entry::{Held, Node},
     gate::Joined,
     observe::Event,
@@ -101,6 +102,8 @@ impl Future for Acquire {
             }
         }
         if let Poll::Ready(result) = this.place.poll(cx) {
+            // It holds a waker, whose drop must not panic once the permit is out of here.
+            contain(|| this.deadline.set(None));
             return Poll::Ready(result);
         }
         match this.deadline.as_pin_mut() {

@@ -171,9 +171,17 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Middleware for TenantMiddlewa
     ) -> Result<Response, Error> {
         let permit = match self.admit(&req, extensions).await {
             Ok(permit) => permit,
-            Err(rejected) => return self.refuse(&req, rejected),
+            Err(rejected) => {
+                let answer = self.refuse(&req, rejected);
+                drop(req);
+                return answer;
+            }
         };
-        let result = next.run(req, extensions).await;
+        // Dropped by name: what is dropped at the end of a statement or scope leaks its result,
+        // and the slots that this may hold, should the drop panic.
+        let mut running = next.run(req, extensions);
+        let result = (&mut running).await;
+        drop(running);
         match self.hold {
             Hold::Body => held_by_body(result, permit),
             Hold::Head => {

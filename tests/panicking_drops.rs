@@ -180,7 +180,12 @@ impl Case {
         let layered = !matches!(self.front, Front::TryAcquire | Front::Acquire);
         let works = matches!(
             self.step,
-            RefusedWithoutTenant | NotLimited | GrantedAndUnready | GrantedAndFailed | Failed | BodyRead
+            RefusedWithoutTenant
+                | NotLimited
+                | GrantedAndUnready
+                | GrantedAndFailed
+                | Failed
+                | BodyRead
         );
         (self.front != Front::TryAcquire || !waits)
             && (layered || !works)
@@ -669,7 +674,10 @@ mod client {
         let extract = move |req: &reqwest::Request, _: &Extensions| {
             mine.is_used();
             let name = req.headers().get("x-tenant")?;
-            ["T", "U"].into_iter().find(|known| name == known).map(Key::new)
+            ["T", "U"]
+                .into_iter()
+                .find(|known| name == known)
+                .map(Key::new)
         };
         let middleware = TenantMiddleware::new(limiter, extract).respond();
         let client = CLIENT.get_or_init(|| Client::builder().no_proxy().build().unwrap());
@@ -1075,7 +1083,8 @@ async fn sweep(fronts: &[Front]) {
     for &front in fronts {
         for step in STEPS {
             for sharing in [Sharing::Nothing, Sharing::Capacity, Sharing::Owners] {
-                for (observed, dry) in [(false, false), (true, false), (false, true), (true, true)] {
+                for (observed, dry) in [(false, false), (true, false), (false, true), (true, true)]
+                {
                     for value in VALUES {
                         let case = Case {
                             front,
