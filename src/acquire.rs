@@ -3,7 +3,7 @@
 use std::{
     future::Future,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -101,15 +101,18 @@ impl Future for Acquire {
                 }
             }
         }
-        if let Poll::Ready(result) = this.place.poll(cx) {
-            // It holds a waker, whose drop must not panic once the permit is out of here.
-            contain(|| this.deadline.set(None));
-            return Poll::Ready(result);
-        }
-        match this.deadline.as_pin_mut() {
-            Some(deadline) => timer::poll(deadline, cx).map(|()| this.place.expire()),
-            None => Poll::Pending,
-        }
+        let result = match (this.place.poll(cx), this.deadline.as_mut().as_pin_mut()) {
+            (Poll::Ready(result), _) => result,
+            (Poll::Pending, Some(deadline)) => {
+                ready!(timer::poll(deadline, cx));
+                this.place.expire()
+            }
+            (Poll::Pending, None) => return Poll::Pending,
+        };
+        // It holds a waker: should its drop panic when this future is dropped, which is after the
+        // permit has gone out of it, the permit would be lost.
+        contain(|| this.deadline.set(None));
+        Poll::Ready(result)
     }
 }
 

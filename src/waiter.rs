@@ -95,7 +95,6 @@ impl fmt::Debug for Waiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Waiter")
             .field("ticket", &self.ticket)
-            .field("outcome", &self.outcome())
             .finish_non_exhaustive()
     }
 }

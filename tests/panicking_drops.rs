@@ -1141,3 +1141,87 @@ async fn a_drop_that_panics_costs_no_slot_of_a_layer_whose_refusals_are_response
 async fn a_drop_that_panics_costs_no_slot_of_a_client() {
     sweep(&FRONTS[6..]).await;
 }
+
+// ---- drops whose panic does not even fail the request ----
+
+#[test]
+fn an_observer_that_panics_when_the_last_permit_drops_it_costs_no_response() {
+    silence_what_is_planted();
+    let plant = Plant::begin(Value::Observer, 0);
+    let limiter = TenantLimiter::new(1).observer(Watching(Mine::new(Value::Observer)));
+    let start = start(Front::Errors, &limiter);
+    let mut call = start("T");
+    drop((start, limiter));
+    plant.open.store(true, SeqCst);
+    let polled = step(|| call.poll(&mut Context::from_waker(Waker::noop())));
+    assert!(polled.expect("it panics").is_ready());
+    assert!(
+        plant.fired.load(SeqCst),
+        "something else keeps the observer"
+    );
+}
+
+#[test]
+fn a_waker_that_panics_when_it_is_replaced_or_given_up_fails_no_request() {
+    silence_what_is_planted();
+    let limiter = TenantLimiter::new(1).overflow(Overflow::queue(1).max_wait(Duration::MAX));
+    let held = limiter.try_acquire(&T).unwrap();
+    // What is dropped in turn: the waker of the first poll, and that of the second.
+    for nth in [0, 1] {
+        let plant = Plant::begin(Value::Waker, nth);
+        let mut call = start(Front::Acquire, &limiter)("T");
+        let mut wakers = Vec::new();
+        for _ in 0..2 {
+            wakers.push(waker());
+            let cx = &mut Context::from_waker(&wakers[wakers.len() - 1]);
+            assert!(step(|| call.poll(cx)).expect("it panics").is_pending());
+        }
+        step(|| drop(call)).expect("it panics");
+        assert!(plant.fired.load(SeqCst));
+        assert_eq!(limiter.waiting(&T), 0);
+    }
+    drop(held);
+    probe(&limiter, T.clone(), 1, 1);
+}
+
+#[test]
+fn a_service_that_panics_when_it_is_put_aside_does_not_abort_another_panic() {
+    /// Panics when it is dropped, if it was not cloned from another.
+    struct Readied(bool);
+
+    impl Clone for Readied {
+        fn clone(&self) -> Self {
+            Self(false)
+        }
+    }
+
+    impl Drop for Readied {
+        fn drop(&mut self) {
+            if self.0 {
+                panic_any(Planted);
+            }
+        }
+    }
+
+    impl Service<u64> for Readied {
+        type Response = ();
+        type Error = Failure;
+        type Future = std::future::Ready<Result<(), Failure>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: u64) -> Self::Future {
+            ready(Ok(()))
+        }
+    }
+
+    silence_what_is_planted();
+    let extract = |_: &u64| -> Option<u64> { panic_any(Planted) };
+    let layer = TenantConcurrencyLayer::new(1, extract);
+    let mut service = layer.layer(Readied(true));
+    assert!(step(|| drop(service.call(7))).is_none());
+    assert!(!service.get_ref().0);
+    assert_eq!(layer.limiter().tracked(), 0);
+}
