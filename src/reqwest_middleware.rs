@@ -171,11 +171,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Middleware for TenantMiddlewa
     ) -> Result<Response, Error> {
         let permit = match self.admit(&req, extensions).await {
             Ok(permit) => permit,
-            Err(rejected) => {
-                let answer = self.refuse(&req, rejected);
-                drop(req);
-                return answer;
-            }
+            Err(rejected) => return self.refuse(&req, rejected),
         };
         // Dropped by name: what is dropped at the end of a statement or scope leaks its result,
         // and the slots that this may hold, should the drop panic.
