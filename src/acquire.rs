@@ -3,7 +3,7 @@
 use std::{
     future::Future,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -11,6 +11,7 @@ use pin_project_lite::pin_project;
 use tokio::time::Sleep;
 
 use crate::{
+    contain::contain,
     entry::{Held, Node},
     gate::Joined,
     observe::Event,
@@ -101,15 +102,22 @@ impl Future for Acquire {
                 }
             }
         }
-        if let Poll::Ready(result) = this.place.poll(this.overflow.places(), cx) {
-            return Poll::Ready(result);
-        }
-        match this.deadline.as_pin_mut() {
-            Some(deadline) => {
-                timer::poll(deadline, cx).map(|()| this.place.expire(this.overflow.places()))
+        let places = this.overflow.places();
+        let result = match (
+            this.place.poll(places, cx),
+            this.deadline.as_mut().as_pin_mut(),
+        ) {
+            (Poll::Ready(result), _) => result,
+            (Poll::Pending, Some(deadline)) => {
+                ready!(timer::poll(deadline, cx));
+                this.place.expire(places)
             }
-            None => Poll::Pending,
-        }
+            (Poll::Pending, None) => return Poll::Pending,
+        };
+        // It holds a waker: should its drop panic when this future is dropped, which is after the
+        // permit has gone out of it, the permit would be lost.
+        contain(|| this.deadline.set(None));
+        Poll::Ready(result)
     }
 }
 

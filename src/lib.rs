@@ -106,6 +106,7 @@ mod timer;
 #[cfg(feature = "tracing")]
 mod trace;
 mod waiter;
+mod wake;
 mod word;
 
 pub use crate::{

@@ -391,7 +391,12 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         // A refusal is read off the entry in passing: a flood should not even hold it.
         let refusal = |entry: &Entry| entry.refusal(places);
         let tracked = match table.get_unless(hash, &*tenant, refusal)? {
-            Some(tracked) => tracked,
+            Some(tracked) => {
+                // Before a slot is taken: should its drop panic at the end of the scope, the slot
+                // would be lost with the value that is returned.
+                drop(tenant);
+                tracked
+            }
             None => self.track(hash, tenant.into_owned())?,
         };
         attempt(tracked, places)
