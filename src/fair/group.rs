@@ -92,12 +92,13 @@ impl Group {
     }
 
     fn credit<T>(&self, member: &Member<T>) -> u128 {
-        member.lag.min(self.mean.charge(CREDIT, member.weight))
+        member.lag.min(self.mean.charge(CREDIT, 1))
     }
 
     fn rank<T>(&mut self, index: usize, member: &mut Member<T>, before: Place) {
         self.discount(before);
         self.mean.end(before.running.saturating_sub(member.running));
+        member.learn_limit();
         member.counts = self.counts(member);
         let charge = self.mean.charge(member.running, member.weight);
         member.due = member.attained.saturating_add(charge);
@@ -109,12 +110,12 @@ impl Group {
         replace(&mut self.idle, index, before.idle, place.idle);
     }
 
-    /// Whether a member has its share, or may have. One that holds less and wants no more, or may
-    /// have no more, leaves the rest to the others.
+    /// Whether a member takes its share. One that can do with less leaves the rest to the others.
     fn counts<T>(&self, member: &Member<T>) -> bool {
-        let own = member.running as u128 * u128::from(self.weight);
+        let demand = member.demand();
+        let own = demand as u128 * u128::from(self.weight);
         let share = self.held as u128 * u128::from(member.weight);
-        member.is_ready() || (member.running > 0 && own >= share)
+        demand > 0 && own >= share
     }
 
     /// One that has attained more than the level is kept until the level is there, and the credit

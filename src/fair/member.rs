@@ -16,6 +16,8 @@ pub(super) struct Member<T> {
     pub(super) waiting: usize,
     /// Has room below its own limit; for an owner: one of its tenants may be served.
     pub(super) open: bool,
+    /// How many it ran when it had no room; as many as it likes if it has run more since.
+    pub(super) limit: usize,
     /// Slot-time per weight up to `since`.
     pub(super) attained: u128,
     pub(super) since: u64,
@@ -59,6 +61,7 @@ impl<T> Member<T> {
             running,
             waiting: 0,
             open: false,
+            limit: usize::MAX,
             attained: 0,
             since,
             due: 0,
@@ -102,6 +105,20 @@ impl<T> Member<T> {
 
     pub(super) fn is_ready(&self) -> bool {
         self.waiting > 0 && self.open
+    }
+
+    pub(super) fn learn_limit(&mut self) {
+        if !self.open {
+            self.limit = self.running;
+        } else if self.running >= self.limit {
+            self.limit = usize::MAX;
+        }
+    }
+
+    /// How many slots it could use now.
+    pub(super) fn demand(&self) -> usize {
+        let wanted = self.running.saturating_add(self.waiting);
+        wanted.min(self.limit.max(self.running))
     }
 
     pub(super) fn place(&self) -> Place {
