@@ -9,6 +9,9 @@ use crate::fair::member::{Member, Place, per_weight, slot_time};
 /// So many requests of mean length a member may be behind the level when it comes back.
 const CREDIT: usize = 8;
 
+/// A member that wants nothing loses its credit so many times as fast as the level rises.
+const FADING: u128 = 32;
+
 #[derive(Debug, Default)]
 pub(super) struct Group {
     /// Who may be served, the next one first.
@@ -77,7 +80,11 @@ impl Group {
     /// Moves a changed member to its new place.
     pub(super) fn settle<T>(&mut self, index: usize, member: &mut Member<T>, before: Place) {
         if before.idle.is_some() {
-            member.lag = member.lag.min(member.kept.saturating_sub(self.level));
+            let rest = member
+                .kept
+                .saturating_sub(self.level)
+                .saturating_mul(FADING);
+            member.lag = member.lag.min(rest);
         }
         if before.ready.is_none() && member.is_active() {
             self.catch_up(member);
@@ -121,7 +128,7 @@ impl Group {
     /// One that has attained more than the level is kept until the level is there, and the credit
     /// of one that was behind is used up as the level rises.
     fn kept<T>(&self, member: &Member<T>) -> u128 {
-        let spent = self.level.saturating_add(self.credit(member));
+        let spent = self.level.saturating_add(self.credit(member) / FADING);
         member.attained.max(spent)
     }
 

@@ -244,6 +244,8 @@ pub(super) struct Outcome {
     pub(super) idle: u64,
     /// The most members at a time.
     pub(super) members: usize,
+    /// How often the last waiter left the line.
+    pub(super) calm: usize,
 }
 
 impl Outcome {
@@ -498,6 +500,7 @@ impl Simulation {
             self.last = tenant;
             self.shared.start(tenant, self.now, self.open(tenant));
         }
+        self.outcome.calm = self.shared.calm;
         self.outcome.members = self.outcome.members.max(self.shared.fair.members.len());
     }
 
@@ -542,6 +545,7 @@ struct Shared {
     running: Vec<usize>,
     waiting: usize,
     since: u64,
+    calm: usize,
 }
 
 impl Shared {
@@ -556,6 +560,7 @@ impl Shared {
             running: vec![0; setting.tenants.len()],
             waiting: 0,
             since: 0,
+            calm: 0,
         }
     }
 
@@ -639,6 +644,7 @@ impl Shared {
         self.waiting -= count;
         if self.waiting == 0 {
             self.fair.clear();
+            self.calm += 1;
         }
     }
 

@@ -249,7 +249,7 @@ fn flooder(millis: u64) -> Tenant {
 fn a_flooder_costs_the_quiet_little() {
     let flood = noise("flooder", vec![flooder(10)]);
     let (p99, evenness) = median_of_five(&flood, Rule::Fair);
-    assert!(p99 <= 10.0 && evenness >= 0.998);
+    assert!(p99 <= 8.0 && evenness >= 0.998);
     let (p99, evenness) = median_of_five(&flood, Rule::Fifo);
     assert!(p99 > 200.0 && evenness < 0.3);
     median_of_five(&flood, Rule::RoundRobin);
@@ -261,14 +261,14 @@ fn a_flooder_of_long_requests_costs_less_than_in_turn() {
     let flood = noise("flooder, 10 x longer", vec![flooder(100)]);
     let (p99, evenness) = median_of_five(&flood, Rule::Fair);
     let (in_turn, _) = median_of_five(&flood, Rule::RoundRobin);
-    assert!(p99 <= 48.0 && p99 < in_turn && evenness >= 0.97);
+    assert!(p99 <= 40.5 && p99 < in_turn && evenness >= 0.97);
     median_of_five(&flood, Rule::Fifo);
 }
 
 #[test]
 fn a_capped_flooder_leaves_room_for_the_quiet() {
     let flood = noise("flooder capped at 4", vec![flooder(10).cap(4)]);
-    assert!(median_of_five(&flood, Rule::Fair).0 <= 12.5);
+    assert!(median_of_five(&flood, Rule::Fair).0 <= 5.4);
     let flood = noise("capped, 10 x longer", vec![flooder(100).cap(4)]);
     assert!(median_of_five(&flood, Rule::Fair).0 <= 12.5);
 }
@@ -276,7 +276,7 @@ fn a_capped_flooder_leaves_room_for_the_quiet() {
 #[test]
 fn a_flooder_with_50_keys_is_one_owner() {
     let keys = |key: Tenant| noise("flooder on 50 keys", vec![key.outstanding(4); 50]);
-    assert!(median_of_five(&keys(flooder(10).owner(0)), Rule::Fair).0 <= 10.0);
+    assert!(median_of_five(&keys(flooder(10).owner(0)), Rule::Fair).0 <= 8.0);
     println!("without owners:");
     median_of_five(&keys(flooder(10)), Rule::Fair);
     median_of_five(&keys(flooder(10)), Rule::RoundRobin);
@@ -438,17 +438,40 @@ fn settings_with_passing_tenants() -> Vec<Setting> {
 
 #[test]
 fn a_steady_tenant_keeps_its_share_among_passing_ones() {
-    let mut worst = 1.0_f64;
     for setting in settings_with_passing_tenants() {
-        worst = worst.min(share_held(&setting, Rule::Fair));
+        let held = share_held(&setting, Rule::Fair);
+        assert!((0.9..=1.1).contains(&held), "{} {held}", setting.name);
     }
-    assert!(worst >= 0.9, "{worst}");
 }
 
 #[test]
-fn a_steady_tenant_loses_its_share_by_the_rule_of_the_least_attained() {
+fn a_steady_tenant_loses_its_share_if_newcomers_start_from_the_least_attained() {
     for setting in settings_with_passing_tenants() {
-        share_held(&setting, Rule::LeastAttained);
+        let held = share_held(&setting, Rule::LeastAttained);
+        assert!(held < 0.9, "{} {held}", setting.name);
+    }
+}
+
+/// Tenants that pause between requests, so that all slots but a few are in use on average and it
+/// comes and goes that any request waits.
+fn now_and_then(name: &'static str, steady: Tenant, passing: &Tenant, at_a_time: usize) -> Setting {
+    among_passing(name, 4, steady, passing, at_a_time)
+}
+
+#[test]
+fn a_steady_tenant_keeps_its_share_though_crowdings_end_all_the_time() {
+    let steady = |millis| backlogged(millis).outstanding(2);
+    for setting in [
+        now_and_then("as long", steady(10), &passing(10).think(10), 6),
+        now_and_then("longer", steady(10), &passing(100).think(100), 5),
+        now_and_then("shorter", steady(50), &passing(7).think(7), 6),
+        now_and_then("weight 3", steady(10).weight(3), &passing(10).think(5), 6),
+    ] {
+        let outcome = run(&setting, Rule::Fair, 1);
+        println!("{} ended {} times", setting.name, outcome.calm);
+        let held = share_held(&setting, Rule::Fair);
+        assert!(outcome.calm > 300, "{} {}", setting.name, outcome.calm);
+        assert!(held >= 0.9, "{} {held}", setting.name);
     }
 }
 
@@ -561,19 +584,54 @@ fn an_owner_whose_tenants_are_no_members_counts_what_they_run() {
     assert_eq!(fair.next(), Some((other, &'b')));
 }
 
+const DAY: u64 = 86_400_000_000_000;
+const HEAVIEST: u32 = 1 << 20;
+
 #[test]
-fn a_day_of_a_thousand_requests_leaves_room_for_the_heaviest_weights() {
-    const DAY: u64 = 86_400_000_000_000;
+fn five_days_of_crowding_leave_room_for_the_heaviest_weights() {
     let mut fair = Fair::new();
-    let heavy = fair.add(None, 1 << 20, 0, 0);
-    let busy = fair.add(None, 1, 1_000, 0);
-    fair.wait(heavy, 0, true, 'a');
-    fair.wait(busy, 0, true, 'b');
-    // Whoever comes now has attained as much.
-    fair.start(busy, DAY, true);
-    let late = fair.add(None, 1 << 20, 0, DAY);
-    fair.wait(late, DAY, true, 'c');
-    assert_eq!(fair.next(), Some((heavy, &'a')));
+    let busy: Vec<_> = (0..10_000).map(|_| fair.add(None, 1, 1, 0)).collect();
+    for id in &busy {
+        fair.wait(*id, 0, true, 'b');
+    }
+    for _ in 0..10_000 {
+        let heavy = fair.add(None, HEAVIEST, 0, 0);
+        fair.wait(heavy, 0, true, 'h');
+    }
+    for id in &busy {
+        fair.end(*id, 5 * DAY, true);
+    }
+    for _ in 0..10_000 {
+        let (id, name) = fair.next().map(|(id, name)| (id, *name)).unwrap();
+        assert_eq!(name, 'h');
+        fair.start(id, 5 * DAY, true);
+    }
+}
+
+#[test]
+fn centuries_of_the_largest_capacity_leave_room_for_all_weights() {
+    const SLOTS: usize = (1 << 31) - 1;
+    for (owned, weight) in [(false, 1), (false, HEAVIEST), (true, 1), (true, HEAVIEST)] {
+        let mut fair = Fair::new();
+        let owner = owned.then(|| fair.add_owner(weight, SLOTS, 0));
+        let busy = fair.add(owner, 1, SLOTS, 0);
+        let other = fair.add(None, weight, 1, 0);
+        fair.wait(busy, 0, true, 'b');
+        fair.wait(other, 0, true, 'o');
+        for now in [1, DAY, 10 * 365 * DAY, u64::MAX - 1, u64::MAX] {
+            assert_eq!(fair.next(), Some((other, &'o')));
+            fair.start(other, now, true);
+            fair.end(other, now, true);
+            fair.wait(other, now, true, 'o');
+            let newcomer = fair.add(owner, HEAVIEST, 0, now);
+            fair.wait(newcomer, now, false, 'n');
+            fair.stop_waiting(newcomer, now, 1);
+            fair.set_weight(busy, now, HEAVIEST);
+            fair.set_weight(busy, now, 1);
+        }
+        fair.set_running(busy, u64::MAX, 0, true);
+        assert!(fair.contains(busy) && fair.next().is_some());
+    }
 }
 
 mod property {
