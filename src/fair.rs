@@ -66,7 +66,7 @@ impl<T> Fair<T> {
 
     /// Forgets all members: the crowding has ended.
     pub(crate) fn clear(&mut self) {
-        self.top = Group::default();
+        self.top = self.top.cleared();
         self.groups = Slab::new();
         self.members.clear();
         if self.members.capacity() > 1024 {
@@ -236,7 +236,7 @@ impl<T> Fair<T> {
         let index = self.members.vacant_key();
         let group = home(&mut self.top, &mut self.groups, member.home);
         group.advance(member.since);
-        group.enlist(index, &member);
+        group.enlist(index, &mut member);
         self.members.insert(member);
         Id { index, birth }
     }

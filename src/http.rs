@@ -218,6 +218,7 @@ impl Rejected {
             | RejectReason::Paused => StatusCode::TOO_MANY_REQUESTS,
             RejectReason::AtCapacity
             | RejectReason::CapacityQueueFull
+            | RejectReason::CapacityWaitExpired
             | RejectReason::Closed
             | RejectReason::TableFull => StatusCode::SERVICE_UNAVAILABLE,
             RejectReason::MissingTenant | RejectReason::InvalidTenant => StatusCode::BAD_REQUEST,

@@ -44,6 +44,7 @@ mod body;
 #[cfg(feature = "http")]
 mod body_errors;
 mod capacity;
+mod clock;
 mod contain;
 mod drain;
 mod entry;
@@ -102,6 +103,7 @@ mod timer;
 #[cfg(feature = "tracing")]
 mod trace;
 mod waiter;
+mod wake;
 mod word;
 
 pub use crate::{

@@ -2,7 +2,11 @@
 
 use std::{any::Any, fmt, marker::PhantomData, time::Duration};
 
-use crate::{contain::contain, reject::Rejected, tenant::Tenant};
+use crate::{
+    contain::{Contained, contain},
+    reject::Rejected,
+    tenant::Tenant,
+};
 
 /// Is told what happens to the requests of a limiter.
 ///
@@ -155,7 +159,8 @@ impl<K, A: Observer<K>, B: Observer<K>> Observer<K> for (A, B) {
 
 /// An observer, whatever the type of its tenants.
 pub(crate) struct Watch {
-    observer: Box<dyn Observe>,
+    // The last permit may be what drops it.
+    observer: Contained<Box<dyn Observe>>,
     pub(crate) times_holds: bool,
 }
 
@@ -180,13 +185,15 @@ impl Watch {
         }
         Some(Self {
             times_holds: observer.times_holds(),
-            observer: Box::new(Erased(observer, PhantomData)),
+            observer: Contained::new(Box::new(Erased(observer, PhantomData))),
         })
     }
 
     /// Tells the observer; `tenant` is a [`Tenant`], or anything else for none.
     pub(crate) fn tell(&self, tenant: &dyn Any, event: Event) {
-        self.observer.tell(tenant, event);
+        if let Some(observer) = self.observer.get() {
+            observer.tell(tenant, event);
+        }
     }
 }
 

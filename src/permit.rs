@@ -118,13 +118,7 @@ impl Visit {
             since,
             ending: AtomicU8::new(COMPLETED),
         };
-        let hash = 0;
-        let node = Node {
-            hash,
-            entry,
-            tenant,
-        };
-        Arc::new(node).into()
+        Arc::new(Node::new(0, entry, tenant)).into()
     }
 
     fn leave(&self) {

@@ -177,7 +177,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Middleware for TenantMiddlewa
             Ok(permit) => permit,
             Err(rejected) => return self.refuse(&req, rejected),
         };
-        let result = next.run(req, extensions).await;
+        // Dropped by name: what is dropped at the end of a statement or scope leaks its result,
+        // and the slots that this may hold, should the drop panic.
+        let mut running = next.run(req, extensions);
+        let result = (&mut running).await;
+        drop(running);
         match self.hold {
             Hold::Body => held_by_body(result, permit),
             Hold::Head => {

@@ -245,7 +245,7 @@ impl Sum {
     /// Starts with the requests that name no tenant.
     fn of<K>(shared: &Shared<K>) -> Self {
         let counts = shared.counts.load(Ordering::Relaxed).then_some(0);
-        let limit = shared.nameless_limit.load(Ordering::SeqCst);
+        let limit = shared.limits.overall().missing;
         let mut sum = Self {
             now: shared.home.now(),
             in_flight: 0,

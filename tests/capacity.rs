@@ -272,7 +272,7 @@ async fn a_wait_for_the_capacity_ends_in_time() {
     let permit = admitted(&limiter, 1);
     let mut waiter = waiting(&limiter, 2);
     tokio::time::sleep(Duration::from_millis(21)).await;
-    assert_eq!(refusal(waiter.poll()), RejectReason::WaitExpired);
+    assert_eq!(refusal(waiter.poll()), RejectReason::CapacityWaitExpired);
     drop((permit, waiter));
     wind_up(&limiter);
 }
