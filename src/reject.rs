@@ -120,6 +120,8 @@ pub struct Rejected {
     in_flight: u32,
     waiting: u32,
     retry_after: Option<u8>,
+    // Whether the figures are those of an entry.
+    of_tracked: bool,
 }
 
 impl Rejected {
@@ -130,6 +132,7 @@ impl Rejected {
             in_flight: 0,
             waiting: 0,
             retry_after: None,
+            of_tracked: false,
         }
     }
 
@@ -139,6 +142,7 @@ impl Rejected {
             limit: limit as u32,
             in_flight: in_flight as u32,
             waiting: waiting as u32,
+            of_tracked: true,
             ..self
         }
     }
@@ -148,6 +152,12 @@ impl Rejected {
             retry_after: Some(seconds),
             ..self
         }
+    }
+
+    /// Whether the tenant was tracked when the request was refused.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn is_of_tracked(&self) -> bool {
+        self.of_tracked
     }
 
     /// Returns why the request was refused.
