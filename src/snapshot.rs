@@ -161,7 +161,7 @@ impl<K> TenantLimiter<K> {
             exempted: self.exempted(),
             missing: sum.missing,
             closed: self.is_closed(),
-            dry_run: self.shared.limits.is_dry(),
+            dry_run: self.shared.limits.overall().dry,
             would_have_refused: self.shared.home.would_refuse.load(Ordering::Relaxed),
             tenants,
         }
