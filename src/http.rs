@@ -102,7 +102,8 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     /// has them, with the quota unit `concurrent-requests` and a policy called `name`.
     ///
     /// An admitted request is told the limit of its tenant and how many more requests it may have
-    /// in flight when the response begins; one that is refused for the limit, queue or wait of its
+    /// in flight when the response begins, which is at least one in a [dry
+    /// run](crate::TenantLimiter::set_dry_run); one that is refused for the limit, queue or wait of its
     /// tenant is told that there are none, and when to come back. Other refusals, and requests that
     /// are not limited, are told nothing. What the inner service says of policies of its own stays.
     ///
@@ -299,8 +300,8 @@ where
     ) -> Result<Self::Response, E> {
         if let (Some(policy), Ok(response)) = (guard.policy, &mut result) {
             if let Some(permit) = guard.slot.as_ref().map(Slot::permit) {
-                let (limit, in_flight) = permit.figures();
-                rate_limit::admitted(response.headers_mut(), policy, limit, in_flight);
+                let (limit, remaining) = permit.figures();
+                rate_limit::admitted(response.headers_mut(), policy, limit, remaining);
             }
         }
         if guard.hold == Hold::Head {

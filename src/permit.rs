@@ -57,12 +57,14 @@ impl Permit {
         }
     }
 
-    /// The limit of the tenant, and how many of its requests are in flight.
+    /// The limit of the tenant, and how many more of its requests would be admitted: at least one
+    /// where the limit is only pretended.
     #[cfg(feature = "http")]
     pub(crate) fn figures(&self) -> (usize, usize) {
         let visit = self.held.downcast::<Visit>();
         let word = visit.map_or(&self.held, |visit| &visit.held).gate.word();
-        (word.limit(), word.in_flight())
+        let remaining = word.limit().saturating_sub(word.in_flight());
+        (word.limit(), remaining.max(usize::from(word.is_dry())))
     }
 
     /// Takes a drop for a cancellation, unless the request is [ended](Self::end) before.

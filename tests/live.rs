@@ -155,8 +155,8 @@ fn share_of_t(limiter: &TenantLimiter<Tenant>) -> usize {
     share
 }
 
-#[test]
-fn a_weight_that_is_cleared_is_again_the_one_that_the_function_gives() {
+#[tokio::test(start_paused = true)]
+async fn a_weight_that_is_cleared_is_again_the_one_that_the_function_gives() {
     let weight = |tenant: &Tenant| if *tenant == "T" { 3 } else { 1 };
     let limiter = queueing(8).capacity(Capacity::of(8).weights(weight));
     assert_eq!(share_of_t(&limiter), 6);
