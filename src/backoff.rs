@@ -58,7 +58,7 @@ impl Hint {
         let part = u64::from(self.turn.wrapping_mul(0x9e37_79b9));
         let least = (self.seconds / 2).max(1);
         let width = u64::from(self.seconds - least + 1);
-        (least + (part * width >> 32) as u32) as u8
+        (least + ((part * width) >> 32) as u32) as u8
     }
 }
 

@@ -9,6 +9,7 @@ use crate::{
     body::ResponseBody,
     face::{Errors, Face, sealed},
     layer::TenantConcurrencyLayer,
+    length::Asked,
     observe::Ending,
     permit::Permit,
     rate_limit,
@@ -184,7 +185,7 @@ pub trait OnReject<B> {
 
 impl<B: Body, F: Fn(&Rejected) -> Response<B>> OnReject<B> for F {
     fn respond(&self, rejected: &Rejected, _: &HeaderMap) -> Response<ResponseBody<B>> {
-        self(rejected).map(|body| ResponseBody::new(body, None))
+        self(rejected).map(ResponseBody::free)
     }
 }
 
@@ -264,6 +265,7 @@ pub(crate) fn refusal<B>(
 pub struct HttpGuard {
     hold: Hold,
     policy: Option<&'static str>,
+    asked: Asked,
     slot: Option<Slot>,
 }
 
@@ -286,6 +288,7 @@ where
         HttpGuard {
             hold: self.hold,
             policy: self.policy,
+            asked: Asked::by(req.method()),
             slot,
         }
     }
@@ -295,7 +298,7 @@ where
         mut result: Result<Response<B>, E>,
     ) -> Result<Self::Response, E> {
         if let (Some(policy), Ok(response)) = (guard.policy, &mut result) {
-            if let Some(permit) = guard.slot.as_ref().and_then(Slot::permit) {
+            if let Some(permit) = guard.slot.as_ref().map(Slot::permit) {
                 let (limit, in_flight) = permit.figures();
                 rate_limit::admitted(response.headers_mut(), policy, limit, in_flight);
             }
@@ -303,7 +306,7 @@ where
         if guard.hold == Hold::Head {
             end(guard.slot.take(), Ending::of(&result));
         }
-        held_by_body(result, guard.slot)
+        held_by_body(result, guard.asked, guard.slot)
     }
 
     fn refuse(&self, req: &Request<Q>, rejected: Rejected) -> Result<Self::Response, E> {
@@ -321,10 +324,11 @@ where
 
 pub(crate) fn held_by_body<B: Body, E>(
     result: Result<Response<B>, E>,
+    asked: Asked,
     slot: Option<Slot>,
 ) -> Result<Response<ResponseBody<B>>, E> {
     match result {
-        Ok(response) => Ok(response.map(|body| ResponseBody::new(body, slot))),
+        Ok(response) => Ok(ResponseBody::hold(response, asked, slot)),
         Err(error) => {
             end(slot, Ending::Failed);
             Err(error)

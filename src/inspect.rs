@@ -2,7 +2,10 @@
 
 mod answer;
 mod change;
+mod guard;
+mod hosts;
 mod query;
+mod turns;
 mod view;
 
 use std::{
@@ -17,16 +20,17 @@ use std::{
 
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Body;
-use tokio::runtime::Handle;
 use tower_service::Service;
 
 use crate::{
-    contain::contain,
     error::BoxError,
     inspect::{
         answer::{Answer, Fault, harden, json, page},
         change::{Action, Change},
+        guard::refuse_other_sites,
+        hosts::{Host, Hosts},
         query::Query,
+        turns::{Kept, Turns},
     },
     limiter::TenantLimiter,
 };
@@ -45,10 +49,32 @@ use crate::{
 /// characters; the id tells those that begin alike apart.
 ///
 /// It expects paths below where it is mounted, as axum's `nest_service` makes them, and works with
-/// any server of HTTP. Whoever reaches it sees who your tenants are: it belongs behind a port or an
-/// authentication of your own.
+/// any server of HTTP. A client that reaches it sees who your tenants are: it belongs behind a port
+/// or an authentication of your own.
 ///
-/// A snapshot is made on a thread for blocking work, where there is a runtime.
+/// # Hosts and other sites
+///
+/// It answers to loopback hosts, and to those that [`allow_host`](Self::allow_host) names. Every
+/// other is refused with 403, whatever the path: a page of another site can have its own name lead
+/// to your address, and would then be free to read and change what you can. A request that names no
+/// host, or has two headers `Host`, is refused with 400. A proxy in front has to leave `Host` alone.
+///
+/// What the page of another site asks for is refused with 403 before any work is done, as far as
+/// the browser tells: by `Sec-Fetch-Site`, `Origin` or `Referer`. Links to the page work.
+///
+/// # What it costs
+///
+/// One snapshot is made at a time, and shared for 250 milliseconds by all who ask meanwhile; then
+/// its memory is given back. A change ends that, so that its effect is seen. Requests wait for their
+/// turn, and the work for all of them has one thread for blocking work, where there is a runtime;
+/// without one, or without its timer, each request makes a snapshot of its own, one at a time.
+///
+/// # What a dry run is
+///
+/// The figure `dry_run` is true for the limiter if all limits are
+/// [pretended](TenantLimiter::set_dry_run), and for a tenant if its own is. The page says so, too. A
+/// change that is made in a dry run is kept for the time after, and answered with 200 and a text
+/// that says so.
 ///
 /// # Examples
 ///
@@ -64,6 +90,8 @@ pub struct Inspect<K> {
     limiter: TenantLimiter<K>,
     name: Arc<Name<K>>,
     writable: bool,
+    hosts: Arc<Hosts>,
+    turns: Turns<K>,
 }
 
 type Name<K> = dyn Fn(&K) -> String + Send + Sync;
@@ -71,7 +99,8 @@ type Name<K> = dyn Fn(&K) -> String + Send + Sync;
 impl<K> Inspect<K> {
     /// Makes a view of `limiter` that changes nothing, and calls each tenant what `name` says.
     ///
-    /// `name` runs under no lock. Should it panic, the answer is a 500.
+    /// `name` runs under no lock, and should take little time: the requests that come meanwhile wait
+    /// for it. Should it panic, the answer is a 500.
     pub fn new(
         limiter: TenantLimiter<K>,
         name: impl Fn(&K) -> String + Send + Sync + 'static,
@@ -80,22 +109,70 @@ impl<K> Inspect<K> {
             limiter,
             name: Arc::new(name),
             writable: false,
+            hosts: Arc::default(),
+            turns: Turns::new(),
         }
     }
 
-    /// Lets whoever reaches the view set limits, and pause and resume tenants that are tracked.
+    /// Lets clients that reach the view set limits, and pause and resume tenants that are tracked.
     ///
     /// A change is a `POST` of `{"tenant": {"name": "acme"}}`, with an `"id"` beside the name if
     /// that is not enough, and for `/limit` with a `"limit"`, where `null` clears it; a limit that is
     /// set during a pause is in force after it. It needs the
     /// header `x-tower-tenant: 1` and the content type `application/json`, and is refused if the
-    /// browser says that it comes from another site: a proxy in front must leave `Host` alone.
+    /// browser says that it comes from another site.
+    ///
+    /// | answer | to what |
+    /// |---|---|
+    /// | 204 | it is in force, now or already: a tenant that is not paused can be resumed again |
+    /// | 200 | it is in force after the dry run, as the text says |
+    /// | 400, 415 | what is sent is not a change |
+    /// | 403 | the view is not writable, or the request comes from another site or for another host |
+    /// | 404 | no tenant that is tracked is called so |
+    /// | 409 | several tenants are called so; or a tenant that is resumed has a limit of 0 that is no pause, so it would still be refused |
+    /// | 500 | a key or the function of [`new`](Self::new) panicked |
     #[must_use]
     pub fn writable(self) -> Self {
         Self {
             writable: true,
             ..self
         }
+    }
+
+    /// Lets the view answer to one more host: a name, or an address, without a port.
+    ///
+    /// Case, the port and a dot at the end are not looked at; a name does not stand for those below
+    /// it. Loopback hosts are always allowed: `localhost`, names that end in `.localhost`,
+    /// `127.0.0.0/8` and `[::1]`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `host` is neither a name nor an address: with a port, a scheme or a path, with `*`,
+    /// or with letters beyond ASCII, which have to be in Punycode.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{Inspect, TenantLimiter};
+    ///
+    /// let limiter = TenantLimiter::<String>::new(4);
+    /// let view = Inspect::new(limiter, |tenant: &String| tenant.clone())
+    ///     .allow_host("admin.example")
+    ///     .allow_host("10.0.0.5");
+    /// ```
+    #[must_use]
+    #[track_caller]
+    #[expect(clippy::panic, reason = "documented")]
+    pub fn allow_host(mut self, host: &str) -> Self {
+        let Some(allowed) = Host::parse(host) else {
+            panic!(
+                "`Inspect::allow_host` expected the name or the address of a host, without a port, \
+                 such as `admin.example`, and was given `{}`",
+                host.escape_debug()
+            );
+        };
+        Arc::make_mut(&mut self.hosts).add(allowed);
+        self
     }
 }
 
@@ -125,12 +202,16 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Inspect<K> {
         B::Data: Send,
         B::Error: Into<BoxError>,
     {
+        self.hosts.check(req.headers(), req.uri())?;
+        refuse_other_sites(&req)?;
         let action = match req.uri().path() {
             "" | "/" => return looks(&req).map(|()| page()),
             "/snapshot.json" => {
                 looks(&req)?;
                 let query = Query::parse(req.uri().query().unwrap_or_default())?;
-                return apart(move || json(self.view(&query))).await?;
+                let (turns, limiter) = (self.turns.clone(), self.limiter.clone());
+                let show = move |snapshot: &_| json(self.view(snapshot, &query));
+                return turns.look(limiter, show).await?;
             }
             "/limit" => Action::Limit,
             "/pause" => Action::Pause,
@@ -145,21 +226,13 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Inspect<K> {
             return Err(Fault::new(StatusCode::FORBIDDEN, text));
         }
         let change = Change::read(action, req).await?;
-        apart(move || self.apply(change)).await?
+        let turns = self.turns.clone();
+        let apply = move |kept: &mut Kept<K>| {
+            kept.forget();
+            self.apply(change)
+        };
+        turns.take(apply).await?
     }
-}
-
-/// Runs code of the user, and what takes long, apart from the requests of others.
-async fn apart<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> Result<R, Fault> {
-    let done = match Handle::try_current() {
-        Ok(runtime) => {
-            let work = runtime.spawn_blocking(|| contain(work));
-            work.await.ok().flatten()
-        }
-        Err(_) => contain(work),
-    };
-    let text = "A key or a function of a tenant panicked.";
-    done.ok_or_else(|| Fault::new(StatusCode::INTERNAL_SERVER_ERROR, text))
 }
 
 fn looks<B>(req: &Request<B>) -> Result<(), Fault> {
@@ -193,7 +266,8 @@ where
 ///
 /// # Cancel safety
 ///
-/// A change that has begun is made even if this is dropped.
+/// A change that has begun is made even if this is dropped; one that still waits for its turn is
+/// not. No other request waits longer for that.
 #[must_use = "futures do nothing unless polled"]
 pub struct InspectFuture(Pin<Box<dyn Future<Output = Response<String>> + Send>>);
 
@@ -217,6 +291,8 @@ impl<K> Clone for Inspect<K> {
             limiter: self.limiter.clone(),
             name: Arc::clone(&self.name),
             writable: self.writable,
+            hosts: Arc::clone(&self.hosts),
+            turns: self.turns.clone(),
         }
     }
 }
@@ -226,6 +302,7 @@ impl<K> fmt::Debug for Inspect<K> {
         f.debug_struct("Inspect")
             .field("limiter", &self.limiter)
             .field("writable", &self.writable)
+            .field("hosts", &self.hosts)
             .finish_non_exhaustive()
     }
 }

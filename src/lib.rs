@@ -66,6 +66,8 @@ mod http_key;
 mod inspect;
 mod key;
 mod layer;
+#[cfg(feature = "http")]
+mod length;
 mod limiter;
 mod limits;
 mod live;

@@ -5,7 +5,7 @@ use std::{borrow::Borrow, fmt, hash::Hash, mem, sync};
 use ahash::RandomState;
 
 use crate::{
-    contain::contain,
+    contain::Contained,
     overrides::{Change, Override, Overrides},
     sync::{Arc, AtomicU64, Ordering, RwLock, read, write},
     tenant::Tenant,
@@ -34,15 +34,7 @@ enum Source<K> {
     Function(sync::Arc<Function<K>>),
 }
 
-/// A function of the user. The last to let go of it may be a request or a change of a limit, so
-/// its drop is contained.
-struct Function<K>(Option<Box<dyn Fn(&K) -> usize + Send + Sync>>);
-
-impl<K> Drop for Function<K> {
-    fn drop(&mut self) {
-        contain(|| drop(self.0.take()));
-    }
-}
+type Function<K> = dyn Fn(&K) -> usize + Send + Sync;
 
 impl<K> Limits<K> {
     /// Asks `limit` for each request of a tenant that is not tracked yet, and for each tracked
@@ -51,8 +43,10 @@ impl<K> Limits<K> {
     /// It runs under no lock. Should it panic, the request that asked fails with the panic, and
     /// nothing else changes.
     pub fn by(limit: impl Fn(&K) -> usize + Send + Sync + 'static) -> Self {
-        let function = Function(Some(Box::new(limit)));
-        Self(Source::Function(sync::Arc::new(function)))
+        // The last to let go of it may be a request, or a change of the limits.
+        let limit = Contained::new(limit);
+        let limit = move |tenant: &K| limit.get().map_or(0, |limit| limit(tenant));
+        Self(Source::Function(sync::Arc::new(limit)))
     }
 
     /// The number, if it is one for all.
@@ -66,7 +60,7 @@ impl<K> Limits<K> {
     fn of(&self, tenant: &K) -> usize {
         match &self.0 {
             Source::Number(limit) => *limit,
-            Source::Function(function) => function.0.as_ref().map_or(0, |limit| limit(tenant)),
+            Source::Function(limit) => limit(tenant),
         }
     }
 }

@@ -78,8 +78,9 @@ impl Permit {
         self.mark(ending);
     }
 
+    /// Says how the request has ended, which is told when the slot is given back.
     #[inline]
-    fn mark(&self, ending: Ending) {
+    pub(crate) fn mark(&self, ending: Ending) {
         if self.held.gate.word().is_attended() {
             self.mark_visit(ending);
         }

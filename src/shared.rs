@@ -163,8 +163,10 @@ impl<K> Shared<K> {
     where
         K: Hash + Eq + Send + Sync + 'static,
     {
-        let entry = self.entry(self.share_of(&tenant));
-        let mut new = Arc::new(Tracked::new(hash, entry, Tenant::new(tenant)));
+        // Contained first: the functions of the user that are asked next may panic.
+        let tenant = Tenant::new(tenant);
+        let share = tenant.key().and_then(|tenant| self.share_of(tenant));
+        let mut new = Arc::new(Tracked::new(hash, self.entry(share), tenant));
         let mut draft = Draft::default();
         loop {
             let Some(reading) = new.tenant.key().map(|tenant| self.limits.read(tenant)) else {

@@ -43,6 +43,11 @@ pub struct Snapshot<K> {
     pub missing: Stats,
     /// Whether the limiter was closed.
     pub closed: bool,
+    /// Whether the limits of all tenants that have nothing of that kind themselves are only
+    /// [pretended](TenantLimiter::set_dry_run).
+    pub dry_run: bool,
+    /// How many requests were admitted so far that would have been refused but for a dry run.
+    pub would_have_refused: u64,
     /// The tenants that are tracked, in no particular order.
     pub tenants: Vec<TenantSnapshot<K>>,
 }
@@ -56,6 +61,8 @@ pub struct TenantSnapshot<K> {
     pub tenant: K,
     /// How many of its requests may be in flight; 0 if it is paused.
     pub limit: usize,
+    /// Whether that is only [pretended](TenantLimiter::set_dry_run).
+    pub dry_run: bool,
     /// How many of its requests are in flight.
     pub in_flight: usize,
     /// How many of its requests wait.
@@ -154,6 +161,8 @@ impl<K> TenantLimiter<K> {
             exempted: self.exempted(),
             missing: sum.missing,
             closed: self.is_closed(),
+            dry_run: self.shared.limits.overall().dry,
+            would_have_refused: self.shared.home.would_refuse.load(Ordering::Relaxed),
             tenants,
         }
     }
@@ -164,14 +173,7 @@ impl<K> Snapshot<K> {
     /// without a figure come last, and equal ones in the order of `tenants`.
     #[must_use]
     pub fn top(&self, n: usize, column: Column) -> Vec<&TenantSnapshot<K>> {
-        let key = |index: &usize| (Reverse(self.tenants[*index].rank(column)), *index);
-        let mut order: Vec<usize> = (0..self.tenants.len()).collect();
-        if n < order.len() {
-            order.select_nth_unstable_by_key(n, key);
-            order.truncate(n);
-        }
-        order.sort_unstable_by_key(key);
-        order.iter().map(|index| &self.tenants[*index]).collect()
+        top_of(&self.tenants.iter().collect::<Vec<_>>(), n, column)
     }
 
     /// The same totals with other tenants.
@@ -188,6 +190,8 @@ impl<K> Snapshot<K> {
             exempted: self.exempted,
             missing: self.missing,
             closed: self.closed,
+            dry_run: self.dry_run,
+            would_have_refused: self.would_have_refused,
             tenants,
         }
     }
@@ -200,6 +204,7 @@ impl<K> TenantSnapshot<K> {
         TenantSnapshot {
             tenant,
             limit: self.limit,
+            dry_run: self.dry_run,
             in_flight: self.in_flight,
             waiting: self.waiting,
             oldest_wait: self.oldest_wait,
@@ -228,6 +233,22 @@ impl<K> TenantSnapshot<K> {
             Column::Idle => nanos(self.idle),
         }
     }
+}
+
+/// The `n` rows with the largest figures, as [`Snapshot::top`] tells.
+pub(crate) fn top_of<'s, K>(
+    rows: &[&'s TenantSnapshot<K>],
+    n: usize,
+    column: Column,
+) -> Vec<&'s TenantSnapshot<K>> {
+    let key = |index: &usize| (Reverse(rows[*index].rank(column)), *index);
+    let mut order: Vec<usize> = (0..rows.len()).collect();
+    if n < order.len() {
+        order.select_nth_unstable_by_key(n, key);
+        order.truncate(n);
+    }
+    order.sort_unstable_by_key(key);
+    order.iter().map(|index| rows[*index]).collect()
 }
 
 /// What the entries seen so far add up to.
@@ -267,13 +288,15 @@ impl Sum {
     fn add<K: Clone>(&mut self, tracked: &Tracked<K>) -> Option<TenantSnapshot<K>> {
         let tenant = tracked.tenant.key()?.clone();
         let entry = &tracked.entry;
-        let stats = Stats::from(entry.gate.word());
+        let word = entry.gate.word();
+        let stats = Stats::from(word);
         let oldest = entry.gate.oldest().filter(|_| stats.waiting > 0);
         let (admitted, refused) = self.count(entry, stats);
         self.claims.add(entry, stats);
         Some(TenantSnapshot {
             tenant,
             limit: stats.limit,
+            dry_run: word.is_dry(),
             in_flight: stats.in_flight,
             waiting: stats.waiting,
             oldest_wait: oldest.map(|since| entry.home.elapsed(since)),

@@ -446,9 +446,12 @@ async fn a_snapshot_is_serialised_with_times_in_seconds() {
         "exempted": 0,
         "missing": { "limit": 0, "in_flight": 0, "waiting": 0 },
         "closed": false,
+        "dry_run": false,
+        "would_have_refused": 0,
         "tenants": [{
             "tenant": "a",
             "limit": 1,
+            "dry_run": false,
             "in_flight": 1,
             "waiting": 1,
             "oldest_wait": 1.5,

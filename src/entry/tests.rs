@@ -24,12 +24,7 @@ fn tenant(pool: &sync::Arc<Pool<Held>>, limit: usize) -> Held {
     let entry = Entry::new(extra, sync::Arc::new(Home::new()));
     entry.set_limit(limit, || true);
     let tenant = Tenant::new(());
-    Arc::new(Tracked {
-        hash: 0,
-        entry,
-        tenant,
-    })
-    .into()
+    Arc::new(Tracked::new(0, entry, tenant)).into()
 }
 
 fn join(tenant: &Held, places: usize) -> Joined {

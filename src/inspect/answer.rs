@@ -78,6 +78,19 @@ pub(super) fn json(view: serde_json::Result<String>) -> Answer {
         .map_err(unshown)
 }
 
+/// The answer to a change that is in force.
+pub(super) fn done() -> Response<String> {
+    let mut response = Response::new(String::new());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    response
+}
+
+/// The answer to a change of a limit that is only pretended.
+pub(super) fn pretended() -> Response<String> {
+    let sentence = "Done, but this is a dry run: the tenant is not limited until that ends.";
+    text("text/plain; charset=utf-8", sentence.to_owned())
+}
+
 fn text(kind: &'static str, body: String) -> Response<String> {
     let mut response = Response::new(body);
     let kind = HeaderValue::from_static(kind);
@@ -92,12 +105,14 @@ pub(super) fn harden(headers: &mut HeaderMap) {
         .entry(header::CONTENT_SECURITY_POLICY)
         .or_insert(policy);
     let resource_policy = HeaderName::from_static("cross-origin-resource-policy");
+    let opener_policy = HeaderName::from_static("cross-origin-opener-policy");
     for (name, value) in [
         (header::CACHE_CONTROL, "no-store"),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::X_FRAME_OPTIONS, "DENY"),
         (header::REFERRER_POLICY, "no-referrer"),
         (resource_policy, "same-origin"),
+        (opener_policy, "same-origin"),
     ] {
         headers.insert(name, HeaderValue::from_static(value));
     }

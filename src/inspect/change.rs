@@ -1,11 +1,8 @@
-//! Changes of one tenant, by who may make them.
+//! Changes of one tenant.
 
 use std::{hash::Hash, pin::pin};
 
-use http::{
-    HeaderMap, HeaderName, Request, Response, StatusCode, Uri,
-    header::{self, AsHeaderName},
-};
+use http::{Request, StatusCode};
 use http_body::Body;
 use http_body_util::{BodyExt, Limited};
 use serde::Deserialize;
@@ -14,7 +11,8 @@ use crate::{
     error::BoxError,
     inspect::{
         Inspect,
-        answer::{Answer, Fault},
+        answer::{Answer, Fault, done, pretended},
+        guard::check_change,
         view::Named,
     },
 };
@@ -56,7 +54,7 @@ impl Change {
         B::Error: Into<BoxError>,
     {
         let (head, body) = req.into_parts();
-        check(&head.headers, &head.uri)?;
+        check_change(&head.headers)?;
         let body = pin!(Limited::new(body, MAX_LEN));
         let unread = |_| {
             Fault::new(
@@ -74,8 +72,8 @@ impl Change {
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> Inspect<K> {
     pub(super) fn apply(&self, change: Change) -> Answer {
         let found = self.find(&change.order.tenant);
-        let tenant = match &*found {
-            [tenant] => tenant,
+        let (tenant, dry_run) = match &*found {
+            [row] => (&row.tenant, row.dry_run),
             [] => {
                 return Err(Fault::new(
                     StatusCode::NOT_FOUND,
@@ -107,49 +105,6 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Inspect<K> {
                 }
             }
         }
-        let mut response = Response::new(String::new());
-        *response.status_mut() = StatusCode::NO_CONTENT;
-        Ok(response)
+        Ok(if dry_run { pretended() } else { done() })
     }
-}
-
-/// A form of another site can send neither the header nor the type of content; a script there
-/// could only if this server allowed it, and says where it comes from.
-fn check(headers: &HeaderMap, uri: &Uri) -> Result<(), Fault> {
-    let stranger = |sentence| Err(Fault::new(StatusCode::FORBIDDEN, sentence));
-    if value(headers, HeaderName::from_static("x-tower-tenant")) != Some("1") {
-        return stranger("The request needs the header `x-tower-tenant: 1`.");
-    }
-    let site = headers.get("sec-fetch-site");
-    if site.is_some_and(|site| site != "same-origin") || !is_home(headers, uri) {
-        return stranger("The request comes from another site.");
-    }
-    let kind = value(headers, header::CONTENT_TYPE).and_then(|kind| kind.split(';').next());
-    if !kind.is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json")) {
-        let sentence = "The content type has to be `application/json`.";
-        return Err(Fault::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, sentence));
-    }
-    Ok(())
-}
-
-/// Whether the origin, if there is one, is the host that was asked.
-fn is_home(headers: &HeaderMap, uri: &Uri) -> bool {
-    if !headers.contains_key(header::ORIGIN) {
-        return true;
-    }
-    let origin =
-        value(headers, header::ORIGIN).and_then(|origin| Some(origin.split_once("://")?.1));
-    let host = match headers.contains_key(header::HOST) {
-        true => value(headers, header::HOST),
-        false => uri.authority().map(|authority| authority.as_str()),
-    };
-    let same = |host: &str| origin.is_some_and(|origin| origin.eq_ignore_ascii_case(host));
-    host.is_some_and(same)
-}
-
-/// The value of a header that is there once.
-fn value(headers: &HeaderMap, name: impl AsHeaderName) -> Option<&str> {
-    let mut values = headers.get_all(name).iter();
-    let value = values.next()?.to_str().ok()?;
-    values.next().is_none().then_some(value)
 }

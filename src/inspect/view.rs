@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     inspect::{Inspect, query::Query},
-    snapshot::{Snapshot, TenantSnapshot},
+    snapshot::{Snapshot, TenantSnapshot, top_of},
 };
 
 /// Names are cut after so many characters.
@@ -66,18 +66,17 @@ impl Shown {
     }
 }
 
-impl<K: Clone> Inspect<K> {
-    pub(super) fn view(&self, query: &Query) -> serde_json::Result<String> {
-        let mut snapshot = self.limiter.snapshot();
-        let found = |name: &str| name.to_lowercase().contains(&query.search);
-        if !query.search.is_empty() {
-            let found = |row: &TenantSnapshot<K>| found(&(self.name)(&row.tenant));
-            snapshot.tenants.retain(found);
-        }
-        let matched = snapshot.tenants.len();
+impl<K> Inspect<K> {
+    pub(super) fn view(&self, snapshot: &Snapshot<K>, query: &Query) -> serde_json::Result<String> {
+        let found = |row: &&TenantSnapshot<K>| {
+            let name = || (self.name)(&row.tenant).to_lowercase();
+            query.search.is_empty() || name().contains(&query.search)
+        };
+        let found: Vec<_> = snapshot.tenants.iter().filter(found).collect();
+        let matched = found.len();
         let rows = match query.sort {
-            Some(column) => self.called(snapshot.top(query.top, column)),
-            None => self.first(&snapshot, query.top),
+            Some(column) => self.called(top_of(&found, query.top, column)),
+            None => self.first(found, query.top),
         };
         let shown = |(name, row): &(String, &TenantSnapshot<K>)| row.with_tenant(Shown::of(name));
         let tenants = rows.iter().map(shown).collect();
@@ -89,30 +88,28 @@ impl<K: Clone> Inspect<K> {
     }
 
     /// The tenants that are called so.
-    pub(super) fn find(&self, named: &Named) -> Vec<K> {
-        let tenants = self.limiter.snapshot().tenants.into_iter();
+    pub(super) fn find(&self, named: &Named) -> Vec<TenantSnapshot<K>>
+    where
+        K: Clone,
+    {
+        let mut tenants = self.limiter.snapshot().tenants;
+        tenants.retain(|row| named.means(&(self.name)(&row.tenant)));
         tenants
-            .map(|row| row.tenant)
-            .filter(|tenant| named.means(&(self.name)(tenant)))
-            .collect()
     }
 
     /// The first `n` in the order of their names.
     fn first<'s>(
         &self,
-        snapshot: &'s Snapshot<K>,
+        rows: Vec<&'s TenantSnapshot<K>>,
         n: usize,
     ) -> Vec<(String, &'s TenantSnapshot<K>)> {
-        let mut rows = self.called(snapshot.tenants.iter());
+        let mut rows = self.called(rows);
         rows.sort_by(|(a, _), (b, _)| a.cmp(b));
         rows.truncate(n);
         rows
     }
 
-    fn called<'s>(
-        &self,
-        rows: impl IntoIterator<Item = &'s TenantSnapshot<K>>,
-    ) -> Vec<(String, &'s TenantSnapshot<K>)> {
+    fn called<'s>(&self, rows: Vec<&'s TenantSnapshot<K>>) -> Vec<(String, &'s TenantSnapshot<K>)> {
         rows.into_iter()
             .map(|row| ((self.name)(&row.tenant), row))
             .collect()

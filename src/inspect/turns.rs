@@ -1,0 +1,134 @@
+//! One piece of work at a time, over one snapshot for all who ask within a moment.
+//!
+//! Many requests cost no more than one after another would: each waits for its turn without holding
+//! anything, and the work of all of them has one thread. A turn goes with the work, not with the
+//! request, so one that is dropped neither stops its work nor lets other work begin beside it.
+
+use std::{
+    future::poll_fn,
+    pin::pin,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use http::StatusCode;
+use tokio::{
+    runtime::Handle,
+    sync::Mutex,
+    time::{Instant, Sleep},
+};
+
+use crate::{
+    contain::contain, inspect::answer::Fault, limiter::TenantLimiter, snapshot::Snapshot, timer,
+};
+
+/// For how long a snapshot is shared, by tokio's clock.
+const SHARED: Duration = Duration::from_millis(250);
+
+pub(super) struct Turns<K>(Arc<Mutex<Kept<K>>>);
+
+/// The last snapshot, as long as it is shared.
+pub(super) struct Kept<K>(Option<(Instant, Snapshot<K>)>);
+
+impl<K> Turns<K> {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Mutex::new(Kept(None))))
+    }
+}
+
+impl<K: Send + Sync + 'static> Turns<K> {
+    /// Runs code of the user, and what takes long, once no other does.
+    pub(super) async fn take<R: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Kept<K>) -> R + Send + 'static,
+    ) -> Result<R, Fault> {
+        let mut kept = Arc::clone(&self.0).lock_owned().await;
+        apart(move || work(&mut kept)).await
+    }
+
+    /// Does something with the snapshot that is shared now, or with a new one.
+    pub(super) async fn look<R: Send + 'static>(
+        &self,
+        limiter: TenantLimiter<K>,
+        work: impl FnOnce(&Snapshot<K>) -> R + Send + 'static,
+    ) -> Result<R, Fault>
+    where
+        K: Clone,
+    {
+        let turns = Arc::downgrade(&self.0);
+        let look = move |kept: &mut Kept<K>| {
+            if let Some(snapshot) = kept.shared() {
+                return work(snapshot);
+            }
+            kept.forget();
+            let snapshot = limiter.snapshot();
+            match forget_later(turns) {
+                true => work(kept.keep(snapshot)),
+                false => work(&snapshot),
+            }
+        };
+        self.take(look).await
+    }
+}
+
+impl<K> Kept<K> {
+    /// Lets the next who ask see what is so by then.
+    pub(super) fn forget(&mut self) {
+        // Taken out first: a key may panic when it is dropped.
+        drop(self.0.take());
+    }
+
+    fn keep(&mut self, snapshot: Snapshot<K>) -> &Snapshot<K> {
+        &self.0.insert((Instant::now(), snapshot)).1
+    }
+
+    fn shared(&self) -> Option<&Snapshot<K>> {
+        let (made, snapshot) = self.0.as_ref()?;
+        // Another runtime may have a clock that is behind.
+        let age = Instant::now().checked_duration_since(*made)?;
+        (age < SHARED).then_some(snapshot)
+    }
+}
+
+/// Has the snapshot given up when it is no longer shared. `false` where no timer can run.
+fn forget_later<K: Send + Sync + 'static>(turns: Weak<Mutex<Kept<K>>>) -> bool {
+    let timer = Handle::try_current().ok().zip(timer::sleep(SHARED));
+    let Some((runtime, sleep)) = timer else {
+        return false;
+    };
+    runtime.spawn(forget(turns, sleep));
+    true
+}
+
+async fn forget<K: Send + Sync + 'static>(turns: Weak<Mutex<Kept<K>>>, sleep: Sleep) {
+    let mut sleep = pin!(sleep);
+    poll_fn(|cx| timer::poll(sleep.as_mut(), cx)).await;
+    let Some(turns) = turns.upgrade().map(Turns) else {
+        return;
+    };
+    let stale = |kept: &mut Kept<K>| {
+        if kept.shared().is_none() {
+            kept.forget();
+        }
+    };
+    let _ = turns.take(stale).await;
+}
+
+/// Runs work apart from the requests of others, where there is a runtime.
+async fn apart<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> Result<R, Fault> {
+    let done = match Handle::try_current() {
+        Ok(runtime) => {
+            let work = runtime.spawn_blocking(|| contain(work));
+            work.await.ok().flatten()
+        }
+        Err(_) => contain(work),
+    };
+    let text = "A key or a function of a tenant panicked.";
+    done.ok_or_else(|| Fault::new(StatusCode::INTERNAL_SERVER_ERROR, text))
+}
+
+impl<K> Clone for Turns<K> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
