@@ -423,16 +423,19 @@ fn a_refusal_that_leaves_its_tenant_untracked_takes_no_label() {
     drop(held);
     let limiter = limiter.max_tenants(usize::MAX);
     assert_eq!((refused("t100"), refused("_other")), (None, Some(20.0)));
+    limiter.set_limit(&150, 0);
+    refuse(150..151, RejectReason::Paused);
+    assert_eq!((refused("t150"), refused("_other")), (None, Some(21.0)));
     for tenant in [1, 2, 3] {
         crowd(&limiter, tenant);
     }
     assert_eq!((refused("t1"), refused("t2")), (Some(1.0), Some(1.0)));
-    assert_eq!((refused("t3"), refused("_other")), (None, Some(21.0)));
+    assert_eq!((refused("t3"), refused("_other")), (None, Some(22.0)));
 
     forget_all(&limiter);
     limiter.close();
     refuse(200..220, RejectReason::Closed);
-    assert_eq!((refused("t200"), refused("_other")), (None, Some(41.0)));
+    assert_eq!((refused("t200"), refused("_other")), (None, Some(42.0)));
 }
 
 // OB3
