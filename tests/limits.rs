@@ -542,9 +542,12 @@ fn a_drained_limiter_may_get_busy_again_and_be_drained_again() {
     wind_up(&limiter, "T", 1, 0);
 }
 
+/// What a limiter has told of which tenant.
+type Told = Arc<Mutex<Vec<(u64, Event)>>>;
+
 /// A limiter that lets even tenants have one request and odd ones none, and what it is told.
-fn odd_have_nothing() -> (TenantLimiter<u64>, Arc<Mutex<Vec<(u64, Event)>>>) {
-    let told = Arc::<Mutex<Vec<_>>>::default();
+fn odd_have_nothing() -> (TenantLimiter<u64>, Told) {
+    let told = Told::default();
     let log = Arc::clone(&told);
     let note = move |tenant: Option<&u64>, event: Event| {
         log.lock().unwrap().extend(tenant.map(|id| (*id, event)));
