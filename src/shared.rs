@@ -175,7 +175,11 @@ impl<K> Shared<K> {
             if self.closed.load(Ordering::Acquire) {
                 return Err(self.home.reject(RejectReason::Closed, &new.tenant));
             }
-            self.prepare(&new, &reading, &mut draft);
+            let rule = self.prepare(&new, &reading, &mut draft);
+            if rule.limit == 0 && !rule.dry {
+                // One that may have nothing leaves nothing behind.
+                return Err(self.home.reject(RejectReason::Paused, &new.tenant));
+            }
             let still = || self.limits.is_current(reading.edition);
             match self.table.add(&new, still) {
                 Added::Tracked(tracked) => {
@@ -199,19 +203,18 @@ impl<K> Shared<K> {
         }
     }
 
-    /// Gives an entry that is not tracked yet what the settings say.
-    fn prepare(&self, new: &Tracked<K>, reading: &Reading<K>, draft: &mut Draft) {
-        let Some(tenant) = new.tenant.key() else {
-            return;
-        };
+    /// Gives an entry that is not tracked yet what the settings say; returns its limit.
+    fn prepare(&self, new: &Tracked<K>, reading: &Reading<K>, draft: &mut Draft) -> Rule {
+        let tenant = new.tenant.key();
         let rule = Rule {
-            limit: reading.limit(tenant, draft),
+            limit: tenant.map_or(0, |tenant| reading.limit(tenant, draft)),
             dry: reading.is_dry(),
         };
         new.entry.set_limit(rule, || true);
         if let (Some(share), Some(weight)) = (new.entry.share(), reading.own.weight) {
             share.set_weight(weight, || true);
         }
+        rule
     }
 
     /// Puts in force what the settings say of a tenant now: its limit, and whether that is meant.

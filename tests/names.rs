@@ -217,7 +217,13 @@ async fn a_closure_that_says_invalid_lets_no_name_bypass_the_limit() {
     let name = HeaderName::from_static("x-api-key");
     let owned = limited(|req: &Request<Body>| key_of(req).map(str::to_owned)).await;
     let lent = limited(try_borrowed(key_of::<Body>)).await;
-    for (limiter, server) in [owned, lent] {
+    // Nothing but `?` and the trait says which error it is.
+    let inferred = limited(|req: &Request<_>| {
+        let key = key_of(req)?;
+        Ok(key.to_owned())
+    })
+    .await;
+    for (limiter, server) in [owned, lent, inferred] {
         for (value, expected) in [(&b"acme"[..], SERVED), (b"acme\x80", INVALID)] {
             let lines = [b"GET / HTTP/1.1\r\nhost: a\r\nx-api-key: ", value, b"\r\n"];
             assert_eq!(http1(server, &lines.concat()).await, expected);

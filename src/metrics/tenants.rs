@@ -25,8 +25,8 @@ const OTHER: &str = "_other";
 ///
 /// A tenant that is tracked gets a label when one of its requests first waits or is refused, if fewer
 /// than the bound have one; all others are counted as `_other`. A tenant that is evicted gives its
-/// label up. A refusal that leaves its tenant untracked, since the table is full or the limiter
-/// closed, counts as `_other`: made-up names get no label. The facade cannot remove a series: let the
+/// label up. A refusal that leaves its tenant untracked, since its limit is 0, the table full or the
+/// limiter closed, counts as `_other`: made-up names get no label. The facade cannot remove a series: let the
 /// exporter forget those that are idle, if it can.
 pub struct TenantMetrics<K> {
     limiter: String,
