@@ -320,8 +320,7 @@ async fn served_beside_a_flood(is_dry: bool) -> [usize; 2] {
     assert_eq!(running.lock().unwrap().1, 4, "the capacity is meant");
     limiter.set_dry_run_of(&"flood", false);
     probe(&limiter, "flood", 4, 2);
-    let served = *served.lock().unwrap();
-    served
+    *served.lock().unwrap()
 }
 
 #[tokio::test(start_paused = true)]
