@@ -339,7 +339,8 @@ fn a_key_that_takes_long_to_clone_for_a_snapshot_keeps_no_tenant_from_making_roo
         assert!(call(1), "the tenant that is looked at makes room");
         assert_eq!(limiter.tracked(), 1);
         barriers.0[1].wait();
-        assert_eq!(snapshot.join().unwrap(), 1);
+        // Whether the newcomer is seen hangs on which shard it is in.
+        assert!((1..=2).contains(&snapshot.join().unwrap()));
     });
     assert!(call(2));
     forget_all(&limiter);
