@@ -141,6 +141,7 @@ const FAINT: &str = "
 async fn the_page_shows_what_the_limiter_tells_on_desktop_and_phone_light_and_dark() {
     let limiter = limiter().capacity(Capacity::of(12));
     limiter.set_limit("wide", 8);
+    drop(limiter.try_acquire("paused"));
     limiter.set_limit("paused", 0);
     let load = [
         ("acme", 4, 7),
