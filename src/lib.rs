@@ -59,6 +59,7 @@ mod future;
 mod gate;
 #[cfg(feature = "tonic")]
 mod grpc;
+mod holds;
 mod home;
 #[cfg(feature = "http")]
 mod http;
@@ -73,6 +74,7 @@ mod length;
 mod limiter;
 mod limits;
 mod live;
+mod max_hold;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod missing;
@@ -121,6 +123,7 @@ pub use crate::{
     layer::TenantConcurrencyLayer,
     limiter::TenantLimiter,
     limits::Limits,
+    max_hold::MaxHold,
     missing::MissingTenant,
     observe::{Ending, Event, Observer},
     overflow::Overflow,
@@ -139,6 +142,7 @@ pub use crate::{
     body_errors::BodyErrors,
     http::{Hold, Http, OnReject, Problem},
     http_key::{FromExtension, FromHeader, extension, header},
+    max_hold::HoldExpired,
     shared_permit::SharedPermit,
 };
 

@@ -29,6 +29,7 @@ use crate::{
 /// | `tower_tenant_admitted_total` | counter | `limiter` | requests admitted |
 /// | `tower_tenant_refused_total` | counter | `limiter`, `reason` | requests refused, by [`RejectReason::as_str`] |
 /// | `tower_tenant_cancelled_total` | counter | `limiter`, `where` | requests dropped by their caller: `queue` or `running` |
+/// | `tower_tenant_expired_total` | counter | `limiter` | requests whose slot was taken back when its [time](crate::MaxHold) was up |
 /// | `tower_tenant_dry_run_refused_total` | counter | `limiter`, `reason` | requests admitted that would have been refused but for a dry run |
 /// | `tower_tenant_dry_run_queued_total` | counter | `limiter` | requests admitted that would have had to wait |
 /// | `tower_tenant_evicted_total` | counter | `limiter` | tenants forgotten |
@@ -62,6 +63,7 @@ pub struct Metrics {
     would_queue: Counter,
     cancelled_in_queue: Counter,
     cancelled_running: Counter,
+    expired: Counter,
     evicted: Counter,
     wait: Histogram,
     hold: Option<Histogram>,
@@ -101,6 +103,7 @@ impl Metrics {
             would_queue: zero(counter!("tower_tenant_dry_run_queued_total", "limiter" => name())),
             cancelled_in_queue: cancelled("queue"),
             cancelled_running: cancelled("running"),
+            expired: zero(counter!("tower_tenant_expired_total", "limiter" => name())),
             evicted: zero(counter!("tower_tenant_evicted_total", "limiter" => name())),
             wait: histogram!("tower_tenant_wait_seconds", "limiter" => name()),
             hold: None,
@@ -127,8 +130,10 @@ impl Metrics {
 
     fn released(&self, ending: Ending, held: Option<Duration>) {
         self.in_flight.lower();
-        if ending == Ending::Cancelled {
-            self.cancelled_running.increment(1);
+        match ending {
+            Ending::Cancelled => self.cancelled_running.increment(1),
+            Ending::Expired => self.expired.increment(1),
+            Ending::Completed | Ending::Failed => {}
         }
         if let (Some(hold), Some(held)) = (&self.hold, held) {
             hold.record(held);
@@ -161,7 +166,10 @@ impl<K> Observer<K> for Metrics {
             Event::Released { ending, held } => self.released(ending, held),
             Event::WouldQueue => self.would_queue.increment(1),
             Event::WouldRefuse { rejected } => count(&self.would_refuse, rejected),
-            Event::LimitChanged { .. } | Event::CapacityChanged { .. } | Event::EvictorStopped => {}
+            Event::LimitChanged { .. }
+            | Event::CapacityChanged { .. }
+            | Event::EvictorStopped
+            | Event::MaxHoldStopped => {}
         }
     }
 
@@ -247,6 +255,11 @@ fn describe() {
         "tower_tenant_cancelled_total",
         Unit::Count,
         "Requests dropped by their caller."
+    );
+    describe_counter!(
+        "tower_tenant_expired_total",
+        Unit::Count,
+        "Requests whose slot was taken back when its time was up."
     );
     describe_counter!(
         "tower_tenant_evicted_total",
