@@ -10,9 +10,11 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 use crate::{
+    error::BoxError,
     length::{Asked, Remaining},
+    max_hold::HoldExpired,
     observe::Ending,
-    shared_permit::{Slot, end},
+    shared_permit::{Deadline, Slot, end},
 };
 
 pin_project! {
@@ -23,6 +25,8 @@ pin_project! {
     /// and end of stream are those of the inner body. Dropped when all of the response was handed
     /// out, it has [completed](crate::Ending::Completed) all the same: servers drop a body that has
     /// given as much as its `Content-Length` says.
+    ///
+    /// Its errors are those of the inner body, or [`HoldExpired`].
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
@@ -30,6 +34,8 @@ pin_project! {
         remaining: Remaining,
         // Declared last so that the inner body is dropped before the slot it stands for is free.
         slot: Option<Slot>,
+        // Only if the response is to end when the slot is taken back.
+        deadline: Option<Deadline>,
     }
 }
 
@@ -56,21 +62,68 @@ impl<B: Body> ResponseBody<B> {
         if remaining.is_nothing() {
             complete(slot.as_ref());
         }
+        let deadline = slot.as_ref().and_then(Slot::deadline);
         response.map(|body| Self {
             kind: Kind::Inner { body },
             remaining,
             slot,
+            deadline,
         })
     }
 }
 
+impl<B> ResponseBody<B>
+where
+    B: Body<Error: Into<BoxError>>,
+    B::Data: From<String>,
+{
+    fn poll_inner(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
+        let mut this = self.project();
+        let mut body = match this.kind.as_mut().project() {
+            KindProj::Inner { body } => body,
+            KindProj::Text { text } => {
+                let frame = text.take().map(|text| Frame::data(text.into()));
+                return Poll::Ready(frame.map(Ok));
+            }
+        };
+        let frame = ready!(body.as_mut().poll_frame(cx));
+        let ending = match &frame {
+            Some(Ok(_)) if !body.is_end_stream() => None,
+            Some(Err(_)) => Some(Ending::Failed),
+            _ => Some(Ending::Completed),
+        };
+        if let Some(ending) = ending {
+            end(this.slot.take(), ending);
+            *this.deadline = None;
+        } else if let Some(Ok(frame)) = &frame {
+            if this.remaining.take(frame) {
+                complete(this.slot.as_ref());
+            }
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+    }
+}
+
 impl<B> ResponseBody<B> {
+    /// Ends the response, whose slot was taken back.
+    fn cut(self: Pin<&mut Self>) -> HoldExpired {
+        let mut this = self.project();
+        this.kind.set(Kind::Text { text: None });
+        *this.slot = None;
+        *this.deadline = None;
+        HoldExpired
+    }
+
     /// The body of a response that keeps no slot.
     pub(crate) fn free(body: B) -> Self {
         Self {
             kind: Kind::Inner { body },
             remaining: Remaining::default(),
             slot: None,
+            deadline: None,
         }
     }
 
@@ -81,6 +134,7 @@ impl<B> ResponseBody<B> {
             },
             remaining: Remaining::default(),
             slot: None,
+            deadline: None,
         }
     }
 }
@@ -94,35 +148,26 @@ impl<B: Default> Default for ResponseBody<B> {
 
 impl<B> Body for ResponseBody<B>
 where
-    B: Body,
+    B: Body<Error: Into<BoxError>>,
     B::Data: From<String>,
 {
     type Data = B::Data;
-    type Error = B::Error;
+    type Error = BoxError;
 
     fn poll_frame(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        let this = self.project();
-        match this.kind.project() {
-            KindProj::Inner { mut body } => {
-                let frame = ready!(body.as_mut().poll_frame(cx));
-                match &frame {
-                    Some(Ok(frame)) if !body.is_end_stream() => {
-                        if this.remaining.take(frame) {
-                            complete(this.slot.as_ref());
-                        }
-                    }
-                    Some(Err(_)) => end(this.slot.take(), Ending::Failed),
-                    _ => end(this.slot.take(), Ending::Completed),
-                }
-                Poll::Ready(frame)
+    ) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
+        if self.deadline.as_ref().is_some_and(Deadline::has_come) {
+            return Poll::Ready(Some(Err(self.cut().into())));
+        }
+        let frame = self.as_mut().poll_inner(cx);
+        match &self.deadline {
+            Some(deadline) if frame.is_pending() => {
+                ready!(deadline.poll(cx));
+                Poll::Ready(Some(Err(self.cut().into())))
             }
-            KindProj::Text { text } => {
-                let frame = text.take().map(|text| Frame::data(text.into()));
-                Poll::Ready(frame.map(Ok))
-            }
+            _ => frame,
         }
     }
 
@@ -146,6 +191,6 @@ where
 /// Nothing has to come any more: dropping the body does not cut the response short.
 fn complete(slot: Option<&Slot>) {
     if let Some(slot) = slot {
-        slot.permit().mark(Ending::Completed);
+        slot.mark(Ending::Completed);
     }
 }

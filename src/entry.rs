@@ -8,6 +8,7 @@ use std::{any::Any, fmt, ops::Deref, sync, task::Waker, time::Duration};
 use crate::{
     backoff::{Backoff, Hint},
     gate::{Entered, Gate, Joined},
+    holds,
     home::Home,
     observe::Event,
     pool::{Answer, Share, Ticket},
@@ -61,7 +62,7 @@ impl Entry {
     pub(crate) fn new(extra: Extra, home: sync::Arc<Home>) -> Self {
         let extra = (extra.share.is_some() || extra.counts.is_some()).then(|| Box::new(extra));
         Self {
-            gate: Gate::new(0, extra.is_some() || home.is_watched()),
+            gate: Gate::new(0, extra.is_some() || home.attends()),
             extra,
             idle_since: AtomicU64::new(0),
             refusals: Backoff::new(),
@@ -274,6 +275,7 @@ impl Entry {
 
     /// Refuses a request for `reason`, unless `word` shows a stronger one.
     pub(crate) fn reject(&self, reason: RejectReason, word: Word) -> Rejected {
+        holds::ensure(&self.home);
         let reason = if word.is_closed() {
             RejectReason::Closed
         } else if word.is_paused() {
@@ -376,6 +378,7 @@ trait Erase {
 impl Held {
     /// Takes a slot, or one of `places` in the line.
     pub(crate) fn join(&self, places: usize, waker: &Waker) -> Joined {
+        holds::ensure(&self.home);
         // A capacity reads the clock under its own lock.
         match self.share() {
             Some(share) => share.join(&self.gate, places, waker, self),

@@ -12,6 +12,8 @@ use crate::{
     backoff::Backoff,
     clock::Clock,
     gate::Gate,
+    holds::Holds,
+    max_hold::MaxHold,
     observe::{Event, Watch},
     reject::{RejectReason, Rejected},
     sync::{Arc, AtomicU64, Mutex, Ordering, lock},
@@ -26,6 +28,7 @@ pub(crate) struct Home {
     drains: Mutex<Vec<Arc<Waiter>>>,
     refusals: Backoff,
     watch: OnceLock<Watch>,
+    holds: OnceLock<Holds>,
     // Refusals of dry runs.
     pub(crate) would_refuse: AtomicU64,
 }
@@ -37,6 +40,7 @@ impl Home {
             drains: Mutex::new(Vec::new()),
             refusals: Backoff::new(),
             watch: OnceLock::new(),
+            holds: OnceLock::new(),
             would_refuse: AtomicU64::new(0),
         }
     }
@@ -48,6 +52,20 @@ impl Home {
 
     pub(crate) fn is_watched(&self) -> bool {
         self.watch.get().is_some()
+    }
+
+    /// Bounds how long slots are held; `false` if they are bounded already.
+    pub(crate) fn bound(&self, max: MaxHold) -> bool {
+        self.holds.set(Holds::new(max)).is_ok()
+    }
+
+    pub(crate) fn holds(&self) -> Option<&Holds> {
+        self.holds.get()
+    }
+
+    /// Whether each request is watched, by an observer or by the clock.
+    pub(crate) fn attends(&self) -> bool {
+        self.is_watched() || self.holds().is_some()
     }
 
     /// Tells who watches, if anybody does; `tenant` is a [`Tenant`](crate::tenant::Tenant).

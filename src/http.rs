@@ -299,8 +299,7 @@ where
         mut result: Result<Response<B>, E>,
     ) -> Result<Self::Response, E> {
         if let (Some(policy), Ok(response)) = (guard.policy, &mut result) {
-            if let Some(permit) = guard.slot.as_ref().map(Slot::permit) {
-                let (limit, remaining) = permit.figures();
+            if let Some((limit, remaining)) = guard.slot.as_ref().and_then(Slot::figures) {
                 rate_limit::admitted(response.headers_mut(), policy, limit, remaining);
             }
         }

@@ -11,6 +11,7 @@ use crate::{
     face::Errors,
     limiter::TenantLimiter,
     limits::Limits,
+    max_hold::MaxHold,
     missing::MissingTenant,
     observe::Observer,
     overflow::Overflow,
@@ -129,6 +130,15 @@ impl<K, X: Clone, F: Clone> TenantConcurrencyLayer<K, X, F> {
     /// Panics if the limiter is in use.
     pub fn count_requests(self) -> Self {
         self.map_limiter(TenantLimiter::count_requests)
+    }
+
+    /// Bounds how long a request may hold its slot; see [`TenantLimiter::max_hold`].
+    ///
+    /// # Panics
+    ///
+    /// Panics if the limiter has such a bound already, or is in use.
+    pub fn max_hold(self, max: impl Into<MaxHold>) -> Self {
+        self.map_limiter(|limiter| limiter.max_hold(max))
     }
 
     /// Sets when idle tenants are forgotten.

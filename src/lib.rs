@@ -57,6 +57,7 @@ mod future;
 mod gate;
 #[cfg(feature = "tonic")]
 mod grpc;
+mod holds;
 mod home;
 #[cfg(feature = "http")]
 mod http;
@@ -71,6 +72,7 @@ mod length;
 mod limiter;
 mod limits;
 mod live;
+mod max_hold;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod missing;
@@ -120,6 +122,7 @@ pub use crate::{
     layer::TenantConcurrencyLayer,
     limiter::TenantLimiter,
     limits::Limits,
+    max_hold::MaxHold,
     missing::MissingTenant,
     observe::{Ending, Event, Observer},
     overflow::Overflow,
@@ -138,6 +141,7 @@ pub use crate::{
     body_errors::BodyErrors,
     http::{Hold, Http, OnReject, Problem},
     http_key::{FromExtension, FromHeader, FromHost, extension, header, host},
+    max_hold::HoldExpired,
     shared_permit::SharedPermit,
 };
 

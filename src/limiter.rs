@@ -13,7 +13,9 @@ use crate::{
     capacity::Capacity,
     entry::{Entry, Tracked},
     evict::Evictor,
+    holds::Holds,
     limits::Limits,
+    max_hold::MaxHold,
     observe::{Event, Observer, Watch},
     overflow::Overflow,
     permit::Permit,
@@ -167,6 +169,53 @@ impl<K> TenantLimiter<K> {
         }
         self.shared.counts.store(true, Ordering::Relaxed);
         self
+    }
+
+    /// Bounds how long a request may hold its slot, for all handles: a [`MaxHold`], or a
+    /// [`Duration`] after which its slot is taken back and its response is ended with an error. By
+    /// default it is not bounded.
+    ///
+    /// Each admitted request allocates once for it, and takes a lock that all share when it begins
+    /// and when it ends.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the limiter has such a bound already, or is in use.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_tenant::{MaxHold, TenantLimiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// let minute = Duration::from_secs(60);
+    /// let limiter = TenantLimiter::<u64>::new(1).max_hold(MaxHold::after(minute).bare_permits());
+    /// let permit = limiter.try_acquire(&7).unwrap();
+    /// tokio::time::sleep(2 * minute).await;
+    /// assert!(permit.is_expired());
+    /// assert!(limiter.try_acquire(&7).is_ok());
+    /// # }
+    /// ```
+    #[must_use]
+    #[expect(
+        clippy::panic,
+        reason = "a mistake in the program, found when it starts"
+    )]
+    pub fn max_hold(self, max: impl Into<MaxHold>) -> Self {
+        if self.is_in_use() || !self.shared.home.bound(max.into()) {
+            panic!("give a limiter its longest hold once, before its first request");
+        }
+        self
+    }
+
+    /// Returns how many slots were taken back so far because their time was up; see
+    /// [`max_hold`](Self::max_hold).
+    #[must_use]
+    pub fn expired(&self) -> u64 {
+        let expired = |holds: &Holds| holds.expired.load(Ordering::Relaxed);
+        self.shared.home.holds().map_or(0, expired)
     }
 
     /// Whether there are entries, which are made for the settings at that time.

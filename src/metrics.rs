@@ -28,6 +28,7 @@ use crate::{
 /// | `tower_tenant_admitted_total` | counter | `limiter` | requests admitted |
 /// | `tower_tenant_refused_total` | counter | `limiter`, `reason` | requests refused, by [`RejectReason::as_str`] |
 /// | `tower_tenant_cancelled_total` | counter | `limiter`, `where` | requests dropped by their caller: `queue` or `running` |
+/// | `tower_tenant_expired_total` | counter | `limiter` | requests whose slot was taken back when its time was up |
 /// | `tower_tenant_dry_run_refused_total` | counter | `limiter`, `reason` | requests admitted that would have been refused but for a dry run |
 /// | `tower_tenant_dry_run_queued_total` | counter | `limiter` | requests admitted that would have had to wait but for a dry run |
 /// | `tower_tenant_evicted_total` | counter | `limiter` | tenants forgotten |
@@ -61,6 +62,7 @@ pub struct Metrics {
     would_queue: Counter,
     cancelled_in_queue: Counter,
     cancelled_running: Counter,
+    expired: Counter,
     evicted: Counter,
     wait: Histogram,
     hold: Option<Histogram>,
@@ -92,6 +94,7 @@ impl Metrics {
             would_queue: table::WOULD_QUEUE.counter(&of),
             cancelled_in_queue: table::CANCELLED.counter(&[&limiter, "queue"]),
             cancelled_running: table::CANCELLED.counter(&[&limiter, "running"]),
+            expired: table::EXPIRED.counter(&of),
             evicted: table::EVICTED.counter(&of),
             wait: table::WAIT.histogram(&of),
             hold: None,
@@ -117,8 +120,10 @@ impl Metrics {
 
     fn released(&self, ending: Ending, held: Option<Duration>) {
         self.in_flight.lower();
-        if ending == Ending::Cancelled {
-            self.cancelled_running.increment(1);
+        match ending {
+            Ending::Cancelled => self.cancelled_running.increment(1),
+            Ending::Expired => self.expired.increment(1),
+            Ending::Completed | Ending::Failed => {}
         }
         if let (Some(hold), Some(held)) = (&self.hold, held) {
             hold.record(held);
@@ -151,7 +156,10 @@ impl<K> Observer<K> for Metrics {
             Event::Released { ending, held } => self.released(ending, held),
             Event::WouldQueue => self.would_queue.increment(1),
             Event::WouldRefuse { rejected } => count(&self.would_refuse, rejected),
-            Event::LimitChanged { .. } | Event::CapacityChanged { .. } | Event::EvictorStopped => {}
+            Event::LimitChanged { .. }
+            | Event::CapacityChanged { .. }
+            | Event::EvictorStopped
+            | Event::MaxHoldStopped => {}
         }
     }
 

@@ -3,6 +3,7 @@
 //! `RUSTFLAGS="--cfg tenant_loom" cargo test --release --lib model`; with
 //! `LOOM_MAX_PREEMPTIONS=3` it takes minutes instead of seconds.
 
+mod holds;
 mod live;
 mod original;
 mod shared;

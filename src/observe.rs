@@ -60,6 +60,9 @@ pub enum Event {
     /// The task that evicts idle tenants has ended and will not be started again, since the runtime
     /// it was started on has no time driver; see [`Evictor`](crate::Evictor).
     EvictorStopped,
+    /// Slots are not taken back any more when their [time](crate::MaxHold) is up, since the runtime
+    /// that the task was started on has no time driver.
+    MaxHoldStopped,
     /// A request starts to wait.
     Queued,
     /// A request was admitted.
@@ -113,7 +116,8 @@ pub enum Event {
 #[non_exhaustive]
 pub enum Ending {
     /// There was a response, and all of its body was handed out if the slot was held for that long;
-    /// or a [`Permit`](crate::Permit) that was taken without a layer was dropped.
+    /// or a [`Permit`](crate::Permit) that was taken without a layer was dropped; or a handler gave
+    /// the slot back before, by `SharedPermit::release`.
     ///
     /// All is what the `Content-Length` says, or else the exact size that the body knows; without
     /// either, all up to its end or its trailers. A response that has no body is complete with its
@@ -127,6 +131,9 @@ pub enum Ending {
     /// The request, or its response body, was dropped before its end, as when the client hangs up;
     /// or it panicked.
     Cancelled,
+    /// Its slot was taken back when the [time](crate::MaxHold) for that was up, before the request
+    /// ended. Nothing more is told of it.
+    Expired,
 }
 
 impl Ending {

@@ -7,6 +7,8 @@ use std::{
 
 use crate::{
     entry::{Entry, Held, Node},
+    holds::{self, Bound},
+    max_hold::MaxHold,
     observe::{Ending, Event},
     sync::Arc,
 };
@@ -34,6 +36,8 @@ struct Visit {
     // By the clock of the limiter; 0 unless the observer times holds.
     since: u64,
     ending: AtomicU8,
+    // Only where slots are bounded in time.
+    bound: Option<Bound>,
 }
 
 const COMPLETED: u8 = 0;
@@ -51,18 +55,105 @@ impl Permit {
     pub(crate) fn admitted(held: Held, waited: Option<Duration>) -> Self {
         let since = held.home.starts_hold();
         held.note(Event::Admitted { waited });
-        match held.home.is_watched() {
-            true => Self::of_taken(Visit::begin(held, since)),
-            false => Self::of_taken(held),
+        if !held.home.attends() {
+            return Self::of_taken(held);
         }
+        let permit = Self::of_taken(Visit::begin(held, since));
+        permit.bound_in_time(MaxHold::takes_bare);
+        permit
+    }
+
+    /// Has the slot taken back when its time is up, if there is such a time and `applies`.
+    fn bound_in_time(&self, applies: impl FnOnce(MaxHold) -> bool) {
+        if let (Some(bound), Some(holds)) = (self.bound(), self.held.home.holds()) {
+            if applies(holds.max) {
+                holds.add(bound, self.held.clone());
+                holds::ensure(&self.held.home);
+            }
+        }
+    }
+
+    /// Returns whether the slot was taken back because its [time](crate::MaxHold) was up. Dropping
+    /// the permit then does nothing.
+    #[must_use]
+    pub fn is_expired(&self) -> bool {
+        self.bound().is_some_and(Bound::is_expired)
+    }
+
+    fn visit(&self) -> Option<&Visit> {
+        match self.held.gate.word().is_attended() {
+            true => self.held.downcast(),
+            false => None,
+        }
+    }
+
+    pub(crate) fn bound(&self) -> Option<&Bound> {
+        self.visit()?.bound.as_ref()
+    }
+
+    /// What bounds the slot in time that `visit` stands for.
+    pub(crate) fn bound_of(visit: &Held) -> Option<&Bound> {
+        visit.downcast::<Visit>()?.bound.as_ref()
+    }
+
+    /// Takes back what `visit` stands for because its time is up, unless a handle keeps it.
+    pub(crate) fn expire(visit: &Held) {
+        if Self::bound_of(visit).is_some_and(Bound::expire) {
+            Self::take_back(visit);
+        }
+    }
+
+    /// Gives the slot back that `visit` stands for, which has expired.
+    pub(crate) fn take_back(visit: &Held) {
+        let Some(visit) = visit.downcast::<Visit>() else {
+            return;
+        };
+        visit.give_back(Ending::Expired);
+        if let (Some(bound), Some(holds)) = (&visit.bound, visit.held.home.holds()) {
+            holds.expired.fetch_add(1, Ordering::Relaxed);
+            bound.wake();
+        }
+    }
+
+    /// Keeps the slot, however long, until it is [let go](Self::let_go), unless shared slots are
+    /// bounded too.
+    #[cfg(feature = "http")]
+    pub(crate) fn keep(&self) {
+        if let (Some(bound), false) = (self.bound(), self.is_set(MaxHold::takes_shared)) {
+            bound.keep();
+        }
+    }
+
+    /// No longer keeps the slot; returns what is to be [taken back](Self::take_back) if its time is
+    /// up by now.
+    #[cfg(feature = "http")]
+    pub(crate) fn let_go(&self) -> Option<Held> {
+        let is_overdue = self.bound().is_some_and(Bound::let_go);
+        is_overdue.then(|| self.held.clone())
+    }
+
+    /// What to look at for the end of a response that ends with the time of its slot.
+    #[cfg(feature = "http")]
+    pub(crate) fn cut(&self) -> Option<Held> {
+        let cuts = self.bound().is_some() && self.is_set(MaxHold::cuts);
+        cuts.then(|| self.held.clone())
+    }
+
+    #[cfg(feature = "http")]
+    fn is_set(&self, setting: impl FnOnce(MaxHold) -> bool) -> bool {
+        let max = self.held.home.holds().map(|holds| holds.max);
+        max.is_some_and(setting)
     }
 
     /// The limit of the tenant, and how many more of its requests would be admitted: at least one
     /// where the limit is only pretended.
     #[cfg(feature = "http")]
     pub(crate) fn figures(&self) -> (usize, usize) {
-        let visit = self.held.downcast::<Visit>();
-        let word = visit.map_or(&self.held, |visit| &visit.held).gate.word();
+        let word = self
+            .visit()
+            .map_or(&self.held, |visit| &visit.held)
+            .gate
+            .word();
         let remaining = word.limit().saturating_sub(word.in_flight());
         (word.limit(), remaining.max(usize::from(word.is_dry())))
     }
@@ -70,8 +161,16 @@ impl Permit {
     /// Takes a drop for a cancellation, unless the request is [ended](Self::end) before.
     #[inline]
     pub(crate) fn of_request(self) -> Self {
-        self.mark(Ending::Cancelled);
+        if self.held.gate.word().is_attended() {
+            self.begin_request();
+        }
         self
+    }
+
+    #[cold]
+    fn begin_request(&self) {
+        self.mark_visit(Ending::Cancelled);
+        self.bound_in_time(|max| !max.takes_bare());
     }
 
     /// Gives the slot back of a request that has ended.
@@ -94,7 +193,7 @@ impl Permit {
             let ending = match ending {
                 Ending::Completed => COMPLETED,
                 Ending::Failed => FAILED,
-                Ending::Cancelled => CANCELLED,
+                Ending::Cancelled | Ending::Expired => CANCELLED,
             };
             visit.ending.store(ending, Ordering::Relaxed);
         }
@@ -115,25 +214,38 @@ impl Permit {
 impl Visit {
     /// Something to hold that stands for one slot of `held`.
     fn begin(held: Held, since: u64) -> Held {
-        let entry = Entry::of_one(std::sync::Arc::clone(&held.home));
+        let home = std::sync::Arc::clone(&held.home);
+        let bound = home.holds().map(|holds| holds.bound(home.now()));
         let tenant = Self {
             held,
             since,
             ending: AtomicU8::new(COMPLETED),
+            bound,
         };
+        let entry = Entry::of_one(std::sync::Arc::clone(&home));
         Arc::new(Node::new(0, entry, tenant)).into()
     }
 
     fn leave(&self) {
+        if let (Some(bound), Some(holds)) = (&self.bound, self.held.home.holds()) {
+            holds.remove(bound);
+            if !bound.end() {
+                return;
+            }
+        }
+        self.give_back(match self.ending.load(Ordering::Relaxed) {
+            COMPLETED => Ending::Completed,
+            FAILED => Ending::Failed,
+            _ => Ending::Cancelled,
+        });
+    }
+
+    fn give_back(&self, ending: Ending) {
         if !self.held.leave() {
             self.held.leave_slowly();
         }
         self.held.note(Event::Released {
-            ending: match self.ending.load(Ordering::Relaxed) {
-                COMPLETED => Ending::Completed,
-                FAILED => Ending::Failed,
-                _ => Ending::Cancelled,
-            },
+            ending,
             held: self.held.home.held_since(self.since),
         });
         self.held.tell_if_idle();

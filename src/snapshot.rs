@@ -39,6 +39,8 @@ pub struct Snapshot<K> {
     pub bypassed: u64,
     /// How many requests were exempt.
     pub exempted: u64,
+    /// How many slots were taken back because their time was up.
+    pub expired: u64,
     /// The figures of the requests that name no tenant and share a limit.
     pub missing: Stats,
     /// Whether the limiter was closed.
@@ -159,6 +161,7 @@ impl<K> TenantLimiter<K> {
             refused: sum.refused,
             bypassed: self.bypassed(),
             exempted: self.exempted(),
+            expired: self.expired(),
             missing: sum.missing,
             closed: self.is_closed(),
             dry_run: self.shared.limits.overall().dry,
@@ -188,6 +191,7 @@ impl<K> Snapshot<K> {
             refused: self.refused,
             bypassed: self.bypassed,
             exempted: self.exempted,
+            expired: self.expired,
             missing: self.missing,
             closed: self.closed,
             dry_run: self.dry_run,

@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use tracing::{Span, debug, info, trace, warn};
 
-use crate::observe::{Event, Observer};
+use crate::observe::{Ending, Event, Observer};
 
 /// Tells `tracing` of refusals, waits and new limits, at `DEBUG` unless said below, under the target `tower_tenant`.
 ///
@@ -17,7 +17,9 @@ use crate::observe::{Event, Observer};
 /// | `limit changed`, at `INFO` | `limit`: without it, that for all or a function; without a tenant, for all |
 /// | `capacity changed`, at `INFO` | `capacity` |
 /// | `tenant evicted`, at `TRACE` | |
+/// | `slot taken back`, at `INFO` | `held_ms` |
 /// | `idle tenants are not evicted`, at `WARN` | |
+/// | `slots are not taken back`, at `WARN` | |
 ///
 /// How long a request waited is also recorded in the field `queue_wait_ms` of the current span, if
 /// the span was made with such a field. A flood is a line for each refusal, for whoever asks for
@@ -125,6 +127,19 @@ impl<K: 'static> Observer<K> for Trace<K> {
             Event::EvictorStopped => warn!(
                 target: "tower_tenant",
                 "idle tenants are not evicted: the runtime has no time driver"
+            ),
+            Event::Released {
+                ending: Ending::Expired,
+                held,
+            } => info!(
+                target: "tower_tenant",
+                tenant = self.name(tenant),
+                held_ms = held.map(millis),
+                "slot taken back"
+            ),
+            Event::MaxHoldStopped => warn!(
+                target: "tower_tenant",
+                "slots are not taken back: the runtime has no time driver"
             ),
             _ => {}
         }

@@ -112,7 +112,9 @@ mod bodies {
         (response, layer.limiter().clone())
     }
 
-    fn next(body: &mut ResponseBody<Frames>) -> Option<Result<Frame<Bytes>, &'static str>> {
+    fn next(
+        body: &mut ResponseBody<Frames>,
+    ) -> Option<Result<Frame<Bytes>, tower_tenant::BoxError>> {
         assert_ready!(task::spawn(body.frame()).poll())
     }
 

@@ -58,9 +58,11 @@ table! {
     FromHeader = FromHeader: Send Sync Unpin Clone Debug;
     FromHost = FromHost: Send Sync Unpin Clone Debug;
     Hold = Hold: Send Sync Unpin Copy Debug;
+    HoldExpired = HoldExpired: Send Sync Unpin Copy Debug;
     Http = Http: Send Sync Unpin Clone Debug;
     Left = Left: Send Sync Unpin Copy Debug;
     Limits = Limits<String>: Send Sync Unpin Clone Debug;
+    MaxHold = MaxHold: Send Sync Unpin Copy Debug;
     MissingTenant = MissingTenant: Send Sync Unpin Copy Debug;
     NoCapacity = NoCapacity: Send Sync Unpin Clone Debug;
     NoTenant = NoTenant: Send Sync Unpin Copy Debug;

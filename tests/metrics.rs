@@ -148,7 +148,7 @@ async fn every_name_of_the_table_is_scraped_before_anything_happens() {
             .count()
     };
     let histograms = names("tower_tenant_wait_seconds") + names("tower_tenant_hold_seconds");
-    assert_eq!(scraped.len(), 7 + 1 + 2 * 11 + histograms, "{scraped:#?}");
+    assert_eq!(scraped.len(), 8 + 1 + 2 * 11 + histograms, "{scraped:#?}");
     drop(limiter);
 }
 
@@ -484,7 +484,7 @@ fn every_metric_that_is_registered_is_described() {
     };
     let (described, registered) = (about("# HELP "), about("# TYPE "));
     assert_eq!(described, registered);
-    assert_eq!(registered.len(), 13, "{text}");
+    assert_eq!(registered.len(), 14, "{text}");
 }
 
 #[tokio::test]

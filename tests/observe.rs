@@ -79,7 +79,8 @@ impl From<Event> for Told {
             | Event::CapacityChanged { .. }
             | Event::WouldRefuse { .. }
             | Event::WouldQueue
-            | Event::EvictorStopped => Changed,
+            | Event::EvictorStopped
+            | Event::MaxHoldStopped => Changed,
             _ => unreachable!("a new kind of event: {event:?}"),
         }
     }

@@ -444,6 +444,7 @@ async fn a_snapshot_is_serialised_with_times_in_seconds() {
         "refused": 0,
         "bypassed": 0,
         "exempted": 0,
+        "expired": 0,
         "missing": { "limit": 0, "in_flight": 0, "waiting": 0 },
         "closed": false,
         "dry_run": false,

@@ -50,6 +50,8 @@ table! {
         "Requests refused.";
     CANCELLED: Counter, Count, "tower_tenant_cancelled_total", ["limiter", "where"],
         "Requests dropped by their caller.";
+    EXPIRED: Counter, Count, "tower_tenant_expired_total", ["limiter"],
+        "Requests whose slot was taken back when its time was up.";
     WOULD_REFUSE: Counter, Count, "tower_tenant_dry_run_refused_total", ["limiter", "reason"],
         "Requests admitted that would have been refused but for a dry run.";
     WOULD_QUEUE: Counter, Count, "tower_tenant_dry_run_queued_total", ["limiter"],

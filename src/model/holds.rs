@@ -1,0 +1,106 @@
+//! Slots that are bounded in time: the end of that time against the end of the request.
+
+use std::time::Duration;
+
+use loom::{future::block_on, sync::Arc, thread};
+
+use super::{TENANT, acquire, assert_at_rest, explore, limiter, poll, waiting};
+use crate::{
+    holds::{Bound, Holds},
+    limiter::TenantLimiter,
+    max_hold::MaxHold,
+};
+
+const LONGEST: MaxHold = MaxHold::after(Duration::from_secs(1)).bare_permits();
+
+fn bounded() -> TenantLimiter<u8> {
+    limiter(1).max_hold(LONGEST)
+}
+
+/// Takes all slots back that are held.
+fn expire(limiter: &TenantLimiter<u8>) {
+    let holds = limiter.shared.home.holds().unwrap();
+    assert!(!holds.expire(u64::MAX));
+}
+
+fn assert_none_is_bounded(limiter: &TenantLimiter<u8>) {
+    assert!(limiter.shared.home.holds().unwrap().is_empty());
+}
+
+#[test]
+fn a_slot_that_is_dropped_as_its_time_is_up_goes_to_one_waiter() {
+    explore(|| {
+        let limiter = bounded();
+        let permit = limiter.try_acquire(&TENANT).unwrap();
+        let mut waiter = waiting(&limiter);
+        let release = thread::spawn(move || drop(permit));
+        expire(&limiter);
+        release.join().unwrap();
+        let granted = match poll(&mut waiter) {
+            std::task::Poll::Ready(granted) => granted.unwrap(),
+            std::task::Poll::Pending => panic!("the slot was lost"),
+        };
+        assert_eq!(limiter.in_flight(&TENANT), 1);
+        drop(granted);
+        assert_at_rest(&limiter, 1);
+        assert_none_is_bounded(&limiter);
+    });
+}
+
+#[test]
+fn a_slot_whose_time_is_up_comes_to_whoever_is_about_to_wait() {
+    explore(|| {
+        let limiter = bounded();
+        let permit = limiter.try_acquire(&TENANT).unwrap();
+        let waiter = {
+            let limiter = limiter.clone();
+            thread::spawn(move || drop(block_on(acquire(&limiter)).unwrap()))
+        };
+        expire(&limiter);
+        waiter.join().unwrap();
+        drop(permit);
+        assert_at_rest(&limiter, 1);
+        assert_none_is_bounded(&limiter);
+    });
+}
+
+#[test]
+fn two_that_take_slots_back_give_each_back_once() {
+    explore(|| {
+        let limiter = bounded();
+        let permit = limiter.try_acquire(&TENANT).unwrap();
+        let other = {
+            let limiter = limiter.clone();
+            thread::spawn(move || expire(&limiter))
+        };
+        expire(&limiter);
+        drop(permit);
+        other.join().unwrap();
+        assert_at_rest(&limiter, 1);
+        assert_none_is_bounded(&limiter);
+    });
+}
+
+/// How often `end`, as the request ends, and the end of its time find that a slot is to be given
+/// back.
+fn given_back(end: fn(&Bound) -> bool) -> usize {
+    let bound = Arc::new(Holds::new(LONGEST).bound(1));
+    bound.keep();
+    let other = {
+        let bound = bound.clone();
+        thread::spawn(move || end(&bound))
+    };
+    let expired = bound.expire();
+    let ended = other.join().unwrap();
+    usize::from(expired) + usize::from(ended)
+}
+
+#[test]
+fn the_last_handle_that_goes_as_the_time_is_up_leaves_the_slot_to_be_taken_back_once() {
+    explore(|| assert_eq!(given_back(Bound::let_go), 1));
+}
+
+#[test]
+fn a_kept_slot_that_is_dropped_as_its_time_is_up_is_given_back_once() {
+    explore(|| assert_eq!(given_back(Bound::end), 1));
+}
