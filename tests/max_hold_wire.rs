@@ -24,7 +24,7 @@ type TestLayer = TenantConcurrencyLayer<Tenant, Extract, Http>;
 type Limiter = TenantLimiter<Tenant>;
 
 const MANY: usize = 100;
-const FRAME: [u8; 1 << 16] = [b'x'; 1 << 16];
+static FRAME: [u8; 1 << 16] = [b'x'; 1 << 16];
 /// 100 MB.
 const FRAMES: usize = 1600;
 
