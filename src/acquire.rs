@@ -3,7 +3,7 @@
 use std::{
     future::Future,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -11,6 +11,7 @@ use pin_project_lite::pin_project;
 use tokio::time::Sleep;
 
 use crate::{
+    contain::contain,
     entry::{Held, Node},
     gate::Joined,
     observe::Event,
@@ -46,15 +47,12 @@ where
 
 #[cold]
 fn attempt_slowly(held: Held, places: usize) -> Result<Attempt, Rejected> {
-    if let Some(pretended) = held.enter_dry(places) {
-        if let Some(event) = pretended {
-            held.note(event);
-        }
-        return Ok(Attempt::Admitted(Permit::admitted(held, None)));
-    }
     match held.try_enter(places) {
-        Ok(true) => Ok(Attempt::Admitted(Permit::admitted(held, None))),
-        Ok(false) => Ok(Attempt::Waits(held)),
+        Ok(Some(entered)) => {
+            held.note_pretended(places, entered);
+            Ok(Attempt::Admitted(Permit::admitted(held, None)))
+        }
+        Ok(None) => Ok(Attempt::Waits(held)),
         Err(rejected) => Err(held.refused(rejected, None)),
     }
 }
@@ -76,7 +74,11 @@ pin_project! {
 impl Acquire {
     pub(crate) fn new(held: Held, overflow: Overflow) -> Self {
         Self {
-            place: Place { held, waiter: None },
+            place: Place {
+                held,
+                waiter: None,
+                arrival: None,
+            },
             overflow,
             deadline: None,
         }
@@ -89,24 +91,33 @@ impl Future for Acquire {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         if this.place.waiter.is_none() {
-            if let Poll::Ready(result) = this.place.arrive(*this.overflow, cx) {
+            if let Poll::Ready(result) = this.place.arrive(this.overflow.places(), cx) {
                 return Poll::Ready(result);
             }
             if this.overflow.longest_wait() < Duration::MAX {
                 this.deadline
                     .set(timer::sleep(this.overflow.longest_wait()));
                 if this.deadline.is_none() {
-                    return Poll::Ready(this.place.expire());
+                    return Poll::Ready(this.place.expire(this.overflow.places()));
                 }
             }
         }
-        if let Poll::Ready(result) = this.place.poll(cx) {
-            return Poll::Ready(result);
-        }
-        match this.deadline.as_pin_mut() {
-            Some(deadline) => timer::poll(deadline, cx).map(|()| this.place.expire()),
-            None => Poll::Pending,
-        }
+        let places = this.overflow.places();
+        let result = match (
+            this.place.poll(places, cx),
+            this.deadline.as_mut().as_pin_mut(),
+        ) {
+            (Poll::Ready(result), _) => result,
+            (Poll::Pending, Some(deadline)) => {
+                ready!(timer::poll(deadline, cx));
+                this.place.expire(places)
+            }
+            (Poll::Pending, None) => return Poll::Pending,
+        };
+        // It holds a waker: should its drop panic when this future is dropped, which is after the
+        // permit has gone out of it, the permit would be lost.
+        contain(|| this.deadline.set(None));
+        Poll::Ready(result)
     }
 }
 
@@ -116,36 +127,33 @@ struct Place {
     held: Held,
     // Present from the arrival to the end of the wait.
     waiter: Option<Arc<Waiter>>,
+    // What a dry run says of the request is told of its arrival, once it is admitted.
+    arrival: Option<Word>,
 }
 
 impl Place {
-    /// Takes a slot, or a place in the line, or neither.
-    fn arrive(
-        &mut self,
-        overflow: Overflow,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<Permit, Rejected>> {
-        match self.held.join(overflow.places(), cx.waker()) {
-            Joined::Entered => Poll::Ready(Ok(Permit::admitted(self.held.clone(), None))),
-            Joined::Refused(word) => {
-                let rejected = self.held.refuse(overflow.places(), word);
-                Poll::Ready(Err(self.held.refused(rejected, None)))
+    /// Takes a slot, or one of `places` in the line, or neither.
+    fn arrive(&mut self, places: usize, cx: &mut Context<'_>) -> Poll<Result<Permit, Rejected>> {
+        let rejected = match self.held.join(places, cx.waker()) {
+            Joined::Entered(entered) => {
+                self.held.note_pretended(places, entered);
+                return Poll::Ready(Ok(Permit::admitted(self.held.clone(), None)));
             }
-            Joined::Crowded(word) => {
-                let rejected = self.held.reject(RejectReason::CapacityQueueFull, word);
-                Poll::Ready(Err(self.held.refused(rejected, None)))
-            }
-            Joined::Waiting(waiter) => {
+            Joined::Waiting(waiter, word) => {
                 self.waiter = Some(waiter);
+                self.arrival = Some(word);
                 self.held.note(Event::Queued);
-                Poll::Pending
+                return Poll::Pending;
             }
-        }
+            Joined::Refused(word) => self.held.refuse(places, word),
+            Joined::Crowded(word) => self.held.reject(RejectReason::CapacityQueueFull, word),
+        };
+        Poll::Ready(Err(self.held.refused(rejected, None)))
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Permit, Rejected>> {
+    fn poll(&mut self, places: usize, cx: &mut Context<'_>) -> Poll<Result<Permit, Rejected>> {
         match &self.waiter {
-            Some(waiter) => waiter.poll(cx).map(|outcome| self.end(outcome)),
+            Some(waiter) => waiter.poll(cx).map(|outcome| self.end(places, outcome)),
             None => Poll::Pending,
         }
     }
@@ -156,28 +164,33 @@ impl Place {
     }
 
     /// Ends the wait because its time is up; a slot granted meanwhile is kept.
-    fn expire(&mut self) -> Result<Permit, Rejected> {
+    fn expire(&mut self, places: usize) -> Result<Permit, Rejected> {
         match self.waiter.as_ref().and_then(|waiter| self.leave(waiter)) {
-            Some(outcome) => self.end(outcome),
-            None => self.refuse(RejectReason::WaitExpired, self.held.gate.word()),
+            Some(outcome) => self.end(places, outcome),
+            None => self.refuse(self.held.expire()),
         }
     }
 
-    fn end(&mut self, outcome: Outcome) -> Result<Permit, Rejected> {
-        match outcome {
-            Outcome::Granted => {
-                let waited = self.waiter.take().map(|waiter| self.waited(&waiter));
-                Ok(Permit::admitted(self.held.clone(), waited))
-            }
-            Outcome::Refused(word) => self.refuse(RejectReason::Paused, word),
-            Outcome::Displaced(word) => self.refuse(RejectReason::CapacityQueueFull, word),
+    fn end(&mut self, places: usize, outcome: Outcome) -> Result<Permit, Rejected> {
+        let (reason, word) = match outcome {
+            Outcome::Granted => return Ok(self.admit(places)),
+            Outcome::Refused(word) => (RejectReason::Paused, word),
+            Outcome::Displaced(word) => (RejectReason::CapacityQueueFull, word),
+        };
+        self.refuse(self.held.reject(reason, word))
+    }
+
+    fn admit(&mut self, places: usize) -> Permit {
+        let waited = self.waiter.take().map(|waiter| self.waited(&waiter));
+        if let Some(word) = self.arrival {
+            self.held.note_pretended(places, word.into());
         }
+        Permit::admitted(self.held.clone(), waited)
     }
 
     /// Ends the wait without a slot.
-    fn refuse(&mut self, reason: RejectReason, word: Word) -> Result<Permit, Rejected> {
+    fn refuse(&mut self, rejected: Rejected) -> Result<Permit, Rejected> {
         let waited = self.waiter.take().map(|waiter| self.waited(&waiter));
-        let rejected = self.held.reject(reason, word);
         Err(self.held.refused(rejected, waited))
     }
 

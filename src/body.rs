@@ -5,10 +5,12 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 use crate::{
+    length::{Asked, Remaining},
     observe::Ending,
     shared_permit::{Slot, end},
 };
@@ -18,11 +20,14 @@ pin_project! {
     /// whichever is first; or the body of a refusal.
     ///
     /// It ends with the frame after which the inner body says that it has ended. Frames, size hint
-    /// and end of stream are those of the inner body.
+    /// and end of stream are those of the inner body. Dropped when all of the response was handed
+    /// out, it has [completed](crate::Ending::Completed) all the same: servers drop a body that has
+    /// given as much as its `Content-Length` says.
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
         kind: Kind<B>,
+        remaining: Remaining,
         // Declared last so that the inner body is dropped before the slot it stands for is free.
         slot: Option<Slot>,
     }
@@ -38,23 +43,43 @@ pin_project! {
 }
 
 impl<B: Body> ResponseBody<B> {
-    pub(crate) fn new(body: B, mut slot: Option<Slot>) -> Self {
-        if body.is_end_stream() {
+    /// Lets the body of the response to a request that asked so keep the slot.
+    pub(crate) fn hold(
+        response: Response<B>,
+        asked: Asked,
+        mut slot: Option<Slot>,
+    ) -> Response<Self> {
+        let remaining = Remaining::after(asked, &response);
+        if response.body().is_end_stream() {
             end(slot.take(), Ending::Completed);
         }
-        Self {
-            kind: Kind::Inner { body },
-            slot,
+        if remaining.is_nothing() {
+            complete(slot.as_ref());
         }
+        response.map(|body| Self {
+            kind: Kind::Inner { body },
+            remaining,
+            slot,
+        })
     }
 }
 
 impl<B> ResponseBody<B> {
+    /// The body of a response that keeps no slot.
+    pub(crate) fn free(body: B) -> Self {
+        Self {
+            kind: Kind::Inner { body },
+            remaining: Remaining::default(),
+            slot: None,
+        }
+    }
+
     pub(crate) fn text(text: String) -> Self {
         Self {
             kind: Kind::Text {
                 text: Some(text).filter(|text| !text.is_empty()),
             },
+            remaining: Remaining::default(),
             slot: None,
         }
     }
@@ -63,10 +88,7 @@ impl<B> ResponseBody<B> {
 // What layers further out that make up responses ask for, such as tower-http's `Cors`.
 impl<B: Default> Default for ResponseBody<B> {
     fn default() -> Self {
-        Self {
-            kind: Kind::Inner { body: B::default() },
-            slot: None,
-        }
+        Self::free(B::default())
     }
 }
 
@@ -87,7 +109,11 @@ where
             KindProj::Inner { mut body } => {
                 let frame = ready!(body.as_mut().poll_frame(cx));
                 match &frame {
-                    Some(Ok(_)) if !body.is_end_stream() => {}
+                    Some(Ok(frame)) if !body.is_end_stream() => {
+                        if this.remaining.take(frame) {
+                            complete(this.slot.as_ref());
+                        }
+                    }
                     Some(Err(_)) => end(this.slot.take(), Ending::Failed),
                     _ => end(this.slot.take(), Ending::Completed),
                 }
@@ -114,5 +140,12 @@ where
                 SizeHint::with_exact(text.as_ref().map_or(0, String::len) as u64)
             }
         }
+    }
+}
+
+/// Nothing has to come any more: dropping the body does not cut the response short.
+fn complete(slot: Option<&Slot>) {
+    if let Some(slot) = slot {
+        slot.permit().mark(Ending::Completed);
     }
 }

@@ -9,6 +9,7 @@ use crate::{
     face::{Errors, Face, sealed},
     http::held_by_body,
     layer::TenantConcurrencyLayer,
+    length::Asked,
     permit::Permit,
     reject::Rejected,
     shared_permit::Slot,
@@ -52,7 +53,7 @@ where
         permit: Option<Permit>,
         result: Result<Response<B>, E>,
     ) -> Result<Self::Response, Error> {
-        held_by_body(result, permit.map(Slot::Sole)).map_err(Error::inner)
+        held_by_body(result, Asked::default(), permit.map(Slot::Sole)).map_err(Error::inner)
     }
 
     fn refuse(&self, _: &Req, rejected: Rejected) -> Result<Self::Response, Error> {

@@ -11,9 +11,9 @@ use crate::{
 /// are in flight at once, over all tenants, and the slots are divided fairly.
 ///
 /// While slots are free, a tenant may have as many as its own limit allows. When they are not, the
-/// next free slot goes to the waiting tenant that has the fewest requests in flight for its weight,
-/// so that a tenant which floods waits for itself. The rule is that of max-min fairness, in slots
-/// held; how long requests take does not matter.
+/// next free slot goes to the waiting tenant that has had the least slot-time for its weight, so that
+/// a tenant which floods waits for itself. The rule is that of max-min fairness, in slots held over
+/// time; how long requests take does not matter, nor how many tenants come and go.
 ///
 /// For a tenant to get its share, its requests must be allowed to wait a moment: let the overflow
 /// policy [queue](crate::Overflow::queue). A limiter that sheds refuses whoever finds the capacity

@@ -25,6 +25,32 @@ pub(crate) fn dispose(panic: Box<dyn Any + Send>) {
     }
 }
 
+/// A value of a user, whose drop may panic wherever that happens to be.
+pub(crate) struct Contained<T>(Option<T>);
+
+impl<T> Contained<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(Some(value))
+    }
+
+    /// The value, which is there until the drop.
+    pub(crate) fn get(&self) -> Option<&T> {
+        self.0.as_ref()
+    }
+
+    pub(crate) fn take(mut self) -> Option<T> {
+        self.0.take()
+    }
+}
+
+impl<T> Drop for Contained<T> {
+    fn drop(&mut self) {
+        if let Some(value) = self.0.take() {
+            contain(|| drop(value));
+        }
+    }
+}
+
 /// The first of several panics, for when all that may panic has been done.
 #[derive(Default)]
 pub(crate) struct FirstPanic(Option<Box<dyn Any + Send>>);

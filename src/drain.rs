@@ -78,7 +78,7 @@ impl<K> TenantLimiter<K> {
         self.shared.limits.raise_edition();
         shut(&self.shared.nameless().entry);
         for entries in self.shared.table.entries() {
-            for tracked in entries {
+            for tracked in entries.iter() {
                 shut(&tracked.entry);
             }
         }
@@ -155,7 +155,7 @@ impl<K> TenantLimiter<K> {
             waiting: nameless.waiting(),
         };
         for entries in self.shared.table.entries() {
-            for tracked in entries {
+            for tracked in entries.iter() {
                 let word = tracked.entry.gate.word();
                 left.in_flight += word.in_flight();
                 left.waiting += word.waiting();
@@ -173,7 +173,7 @@ impl<K> TenantLimiter<K> {
         let mut waited = self.shared.home.idle(nameless).await;
         for shard in 0..self.shared.table.shards() {
             // One at a time: those that are idle meanwhile may be evicted.
-            while let Some(busy) = self.shared.table.find(shard, Entry::is_busy) {
+            while let [busy] = &*self.shared.table.find(shard, Entry::is_busy) {
                 waited |= self.shared.home.idle(&busy.entry.gate).await;
             }
         }

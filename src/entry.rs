@@ -6,13 +6,13 @@ mod tests;
 use std::{any::Any, fmt, ops::Deref, sync, task::Waker, time::Duration};
 
 use crate::{
-    backoff::Backoff,
-    gate::{Gate, Joined},
+    backoff::{Backoff, Hint},
+    gate::{Entered, Gate, Joined},
     home::Home,
     observe::Event,
     pool::{Answer, Share, Ticket},
     reject::{RejectReason, Rejected},
-    sync::{Arc, AtomicU64, Ordering},
+    sync::{Arc, AtomicU64, AtomicUsize, Ordering},
     tenant::Tenant,
     waiter::Waiter,
     word::{Rule, Word},
@@ -31,10 +31,22 @@ pub(crate) struct Entry {
 }
 
 /// What is kept of a tenant only if the limiter asks for it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Extra {
     pub(crate) share: Option<Share<Held>>,
     pub(crate) counts: Option<Counts>,
+    // No other request will find the entry: the table was full, and that is only pretended.
+    is_untracked: bool,
+}
+
+impl Extra {
+    pub(crate) fn new(share: Option<Share<Held>>, counts: Option<Counts>) -> Self {
+        Self {
+            share,
+            counts,
+            is_untracked: false,
+        }
+    }
 }
 
 /// How many requests of the tenant were admitted and refused since it is tracked.
@@ -77,40 +89,55 @@ impl Entry {
         self.extra.as_ref()?.counts.as_ref()
     }
 
+    /// Makes it the entry of one request, in a dry run for which the table is full.
+    pub(crate) fn mark_untracked(&mut self) {
+        self.extra.get_or_insert_default().is_untracked = true;
+        // Not by the fast way: what the table would have said has to be told.
+        self.gate.change(Word::without_limit, || true);
+    }
+
+    fn is_untracked(&self) -> bool {
+        self.extra.as_ref().is_some_and(|extra| extra.is_untracked)
+    }
+
     /// Takes a slot if there is room; else decides whether the request may take one of `places` to
-    /// wait. `true` if it has a slot.
-    pub(crate) fn try_enter(&self, places: usize) -> Result<bool, Rejected> {
+    /// wait. `None` if it has no slot and may wait.
+    pub(crate) fn try_enter(&self, places: usize) -> Result<Option<Entered>, Rejected> {
         if let Some(share) = self.share() {
             return match share.try_enter(&self.gate, places) {
-                Answer::Entered => Ok(true),
-                Answer::MayWait => Ok(false),
-                Answer::Full(word) => Err(self.refuse(places, word)),
-                Answer::AtCapacity(word) => Err(self.reject(RejectReason::AtCapacity, word)),
+                Answer::Entered(entered) => Ok(Some(entered)),
+                Answer::MayWait => Ok(None),
+                Answer::Refused(word) => Err(self.refuse(places, word)),
             };
         }
         match self.gate.try_enter() {
-            Ok(()) => Ok(true),
+            Ok(entered) => Ok(Some(entered)),
             Err(word) if word.refuses(places) => Err(self.refuse(places, word)),
-            Err(_) => Ok(false),
+            Err(_) => Ok(None),
         }
     }
 
-    /// Takes a slot whatever the limits, if they are only pretended, and tells what would have become
-    /// of a request that may take one of `places` to wait: nothing if it would have entered.
-    pub(crate) fn enter_dry(&self, places: usize) -> Option<Option<Event>> {
-        let word = self.gate.enter_dry()?;
-        let had_room = self.share().is_none_or(|share| share.enter_dry(&self.gate));
-        Some(self.pretend(places, word, had_room))
-    }
-
-    fn pretend(&self, places: usize, word: Word, had_room: bool) -> Option<Event> {
-        let beyond = word.in_flight().checked_sub(word.limit());
-        let rejected = match beyond {
-            None if had_room => return None,
-            None if places == 0 => self.reject(RejectReason::AtCapacity, word),
-            Some(beyond) if word.limit() == 0 || beyond >= places => self.refuse(places, word),
+    /// What a request that may take one of `places` to wait would have been told but for a dry run:
+    /// nothing if it would have entered.
+    ///
+    /// Those that are ahead of it and beyond the limit count as its line.
+    pub(crate) fn pretend(&self, places: usize, entered: Entered) -> Option<Event> {
+        let word = entered.word;
+        if !word.is_dry() {
+            return None;
+        }
+        let beyond = (word.in_flight() + word.waiting()).checked_sub(word.limit());
+        let reason = match beyond {
+            _ if self.is_untracked() => RejectReason::TableFull,
+            Some(_) if word.limit() == 0 => RejectReason::Paused,
+            Some(_) if places == 0 => RejectReason::AtLimit,
+            Some(beyond) if beyond >= places => RejectReason::QueueFull,
+            None if !entered.beyond_capacity => return None,
+            None if places == 0 => RejectReason::AtCapacity,
             _ => return Some(Event::WouldQueue),
         };
+        let hint = self.refusals.hint(&self.home.clock);
+        let rejected = told(reason, word).with_retry_after(hint.spread());
         Some(Event::WouldRefuse { rejected })
     }
 
@@ -136,14 +163,33 @@ impl Entry {
         Some(self.refuse(places, word))
     }
 
-    /// Refuses a request because of what `word` shows.
+    /// Refuses a request that found neither room nor one of `places` to wait, because of what `word`
+    /// shows.
     #[cold]
     pub(crate) fn refuse(&self, places: usize, word: Word) -> Rejected {
-        let reason = match places {
-            0 => RejectReason::AtLimit,
-            _ => RejectReason::QueueFull,
+        let reason = match (places, self.is_short_of_capacity(word)) {
+            (0, false) => RejectReason::AtLimit,
+            (0, true) => RejectReason::AtCapacity,
+            (_, false) => RejectReason::QueueFull,
+            (_, true) => RejectReason::CapacityQueueFull,
         };
         self.reject(reason, word)
+    }
+
+    /// Refuses a request whose time to wait is up.
+    pub(crate) fn expire(&self) -> Rejected {
+        let word = self.gate.word();
+        let reason = match self.is_short_of_capacity(word) {
+            false => RejectReason::WaitExpired,
+            true => RejectReason::CapacityWaitExpired,
+        };
+        self.reject(reason, word)
+    }
+
+    /// Whether a request that does not enter is kept out by what all share: its tenant is below its
+    /// own limit.
+    fn is_short_of_capacity(&self, word: Word) -> bool {
+        self.share().is_some() && word.has_room()
     }
 
     pub(crate) fn is_busy(&self) -> bool {
@@ -190,12 +236,21 @@ impl Entry {
     /// A cut takes effect as requests leave, before any waiter enters. 0 refuses all who wait.
     pub(crate) fn set_limit(&self, rule: impl Into<Rule>, still: impl FnOnce() -> bool) -> bool {
         let rule = rule.into();
+        self.change(|word| word.with_rule(rule), still)
+    }
+
+    /// Changes whether the limit is only pretended, in the same way; the limit stays what it is.
+    pub(crate) fn set_dry(&self, dry: bool, still: impl FnOnce() -> bool) -> bool {
+        self.change(|word| word.with_dry(dry), still)
+    }
+
+    fn change(&self, change: impl Fn(Word) -> Word, still: impl FnOnce() -> bool) -> bool {
         if let Some(share) = self.share() {
-            let set = share.set_limit(&self.gate, rule, still);
+            let changed = share.change(&self.gate, change, still);
             self.tell_if_idle();
-            return set;
+            return changed;
         }
-        let Some(refused) = self.gate.set_limit(rule, still) else {
+        let Some(refused) = self.gate.change(change, still) else {
             return false;
         };
         refused.wake();
@@ -221,14 +276,22 @@ impl Entry {
     pub(crate) fn reject(&self, reason: RejectReason, word: Word) -> Rejected {
         let reason = if word.is_closed() {
             RejectReason::Closed
-        } else if word.limit() == 0 {
+        } else if word.is_paused() {
             RejectReason::Paused
         } else {
             reason
         };
-        Rejected::new(reason)
-            .with_figures(word.limit(), word.in_flight(), word.waiting())
-            .with_retry_after(self.refusals.refuse(|| self.home.second()))
+        told(reason, word).with_retry_after(self.hint(reason).spread())
+    }
+
+    /// Counts a refusal against what was short; of that and the other the larger hint is told.
+    fn hint(&self, reason: RejectReason) -> Hint {
+        let clock = &self.home.clock;
+        match self.share().map(Share::refusals) {
+            None => self.refusals.refuse(clock),
+            Some(all) if reason.is_of_capacity() => all.refuse(clock).or(self.refusals.hint(clock)),
+            Some(all) => self.refusals.refuse(clock).or(all.hint(clock)),
+        }
     }
 
     /// How long the tenant has been idle at `now`, if a sweep has found it so.
@@ -256,14 +319,32 @@ impl Entry {
     }
 }
 
+/// A refusal with the figures it was decided on.
+fn told(reason: RejectReason, word: Word) -> Rejected {
+    Rejected::new(reason).with_figures(word.limit(), word.in_flight(), word.waiting())
+}
+
 /// An entry and its tenant, in one allocation.
 pub(crate) type Tracked<K> = Node<Tenant<K>>;
 
 #[derive(Debug)]
 pub(crate) struct Node<T: ?Sized> {
     pub(crate) hash: u64,
+    // How many of those that hold it only look at it; under the lock of its shard.
+    pub(crate) looks: AtomicUsize,
     pub(crate) entry: Entry,
     pub(crate) tenant: T,
+}
+
+impl<T> Node<T> {
+    pub(crate) fn new(hash: u64, entry: Entry, tenant: T) -> Self {
+        Self {
+            hash,
+            looks: AtomicUsize::new(0),
+            entry,
+            tenant,
+        }
+    }
 }
 
 impl<T: 'static> Node<T> {
@@ -307,6 +388,14 @@ impl Held {
         if !self.leave() {
             self.leave_slowly();
             self.tell_if_idle();
+        }
+    }
+
+    /// Tells what the limits would have said of a request with one of `places` to wait, if they are
+    /// only pretended.
+    pub(crate) fn note_pretended(&self, places: usize, entered: Entered) {
+        if let Some(event) = self.pretend(places, entered) {
+            self.note(event);
         }
     }
 

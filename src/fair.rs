@@ -1,16 +1,16 @@
 //! Who is next when capacity is shared: max-min fair in slots held, per weight, on two levels.
 //!
-//! The next free slot goes to the waiting member with the fewest running requests per weight. Ties
-//! go to the one with the least slot-time per weight attained since the crowding began, then to
-//! the one that has been passed for longest. Unequal weights seldom tie, and an owner's slots come
-//! and go while long requests hold on to theirs; so a member ahead of the average of those that
-//! may be served counts as running one more, and one a whole second of slot-time ahead, two more.
-//! Nobody is passed by more than that.
+//! Each member has attained so much slot-time per weight, its virtual time. Of those that wait and have
+//! room below their own limit, the one to which least is due goes next: what it has attained, and for
+//! each request that runs as much again as one takes on average. So what a start costs is charged at
+//! once, and is put right as the request takes more or less.
 //!
-//! A member that starts to want something catches up to the level of its group: time in which it
-//! wanted nothing earns it nothing. The level is what the member served last had attained, and
-//! until the next is served it rises as fast as a fair share would. So a stream of passing tenants,
-//! who all start at the level, cannot pass for ever those who have attained a little more.
+//! The level is what a fair share comes to: it rises by the slots in use over the weights of the
+//! members that take their share, and is never below what the member served last had attained. Members
+//! that want or may have less than a share count in neither. A member that is new, was absent or was
+//! kept back by its own limit starts at the level or at what it has attained, whichever is more: time
+//! in which it wanted nothing earns it nothing, but for a credit of a few requests that fades within a
+//! moment, so that a tenant with one request after another is not taken for a new one each time.
 //!
 //! A member is a tenant, or an owner of tenants; the rule runs between the members of the top
 //! level first, then between the tenants of the owner chosen. Each step costs O(log n). A member
@@ -66,7 +66,7 @@ impl<T> Fair<T> {
 
     /// Forgets all members: the crowding has ended.
     pub(crate) fn clear(&mut self) {
-        self.top = Group::default();
+        self.top = self.top.cleared();
         self.groups = Slab::new();
         self.members.clear();
         if self.members.capacity() > 1024 {
@@ -236,7 +236,7 @@ impl<T> Fair<T> {
         let index = self.members.vacant_key();
         let group = home(&mut self.top, &mut self.groups, member.home);
         group.advance(member.since);
-        group.enlist(index, &member);
+        group.enlist(index, &mut member);
         self.members.insert(member);
         Id { index, birth }
     }

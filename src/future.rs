@@ -143,6 +143,8 @@ where
     }
 }
 
+// What a function still owns when it returns is dropped after its result is made; should that panic,
+// the result is leaked, and with it the slot. So all that is the user's is dropped before.
 impl<S, Req, F> State<S, Req, F>
 where
     S: Service<Req>,
@@ -154,17 +156,22 @@ where
                 guard: face.admit(&mut req, Some(permit.of_request())),
                 work: Some((service, req)),
             },
-            (Some((_, req)), Err(rejected)) => Self::answered(face.refuse(&req, rejected)),
+            (Some(work), Err(rejected)) => {
+                let answer = face.refuse(&work.1, rejected);
+                drop(work);
+                Self::answered(answer)
+            }
             (None, _) => Self::Done,
         }
     }
 
     fn called(work: Option<(S, Req)>, guard: F::Guard) -> Self {
         match work {
-            Some((mut service, req)) => Self::Running {
-                future: service.call(req),
-                guard,
-            },
+            Some((mut service, req)) => {
+                let future = service.call(req);
+                drop(service);
+                Self::Running { future, guard }
+            }
             None => Self::Done,
         }
     }

@@ -12,7 +12,7 @@ use crate::{
     queue::Queue,
     sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock},
     waiter::{Outcome, Waiter},
-    word::{IN_FLIGHT, ONE_WAITING, Rule, Word},
+    word::{IN_FLIGHT, ONE_WAITING, Word},
 };
 
 #[derive(Debug)]
@@ -22,11 +22,31 @@ pub(crate) struct Gate {
     queue: Mutex<Queue>,
 }
 
+/// A slot that was taken, and what it was taken on.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "the slot has to be given back"]
+pub(crate) struct Entered {
+    /// The gate before.
+    pub(crate) word: Word,
+    /// The capacity that all share was full, and only pretended.
+    pub(crate) beyond_capacity: bool,
+}
+
+impl From<Word> for Entered {
+    fn from(word: Word) -> Self {
+        Self {
+            word,
+            beyond_capacity: false,
+        }
+    }
+}
+
 /// The answer to a request that is ready to wait.
 #[derive(Debug)]
 pub(crate) enum Joined {
-    Entered,
-    Waiting(Arc<Waiter>),
+    Entered(Entered),
+    /// With the gate as it was before.
+    Waiting(Arc<Waiter>, Word),
     Refused(Word),
     /// All places to wait, of all tenants, are taken.
     Crowded(Word),
@@ -92,10 +112,10 @@ impl Gate {
     }
 
     /// Takes a slot, or tells why not. Never waits.
-    pub(crate) fn try_enter(&self) -> Result<(), Word> {
+    pub(crate) fn try_enter(&self) -> Result<Entered, Word> {
         loop {
-            if self.enter_own() {
-                return Ok(());
+            if let Some(word) = self.enter_own() {
+                return Ok(word.into());
             }
             let word = self.word();
             if word.owes() {
@@ -111,41 +131,40 @@ impl Gate {
     pub(crate) fn join(&self, places: usize, waker: &Waker, since: u64) -> Joined {
         loop {
             match self.try_enter() {
-                Ok(()) => return Joined::Entered,
+                Ok(entered) => return Joined::Entered(entered),
                 Err(word) if word.refuses(places) => return Joined::Refused(word),
                 Err(_) => {}
             }
-            if let Ok(waiter) = self.line_up(places, waker.clone(), since) {
-                return Joined::Waiting(waiter);
+            if let Ok((waiter, word)) = self.line_up(places, waker.clone(), since) {
+                return Joined::Waiting(waiter, word);
             }
         }
     }
 
     /// Takes a place in the line, unless there is room by now or a reason to refuse.
-    fn line_up(&self, places: usize, waker: Waker, since: u64) -> Result<Arc<Waiter>, Waker> {
+    fn line_up(
+        &self,
+        places: usize,
+        waker: Waker,
+        since: u64,
+    ) -> Result<(Arc<Waiter>, Word), Waker> {
         let mut queue = self.lock();
         let waits = |word: Word| !(word.admits_own() || word.owes() || word.refuses(places));
-        if !self.update(|word| waits(word).then(|| word.joined())) {
-            return Err(waker);
+        match self.update(|word| waits(word).then(|| word.joined())) {
+            Some(word) => Ok((append(&mut queue, waker, since), word)),
+            None => Err(waker),
         }
-        Ok(append(&mut queue, waker, since))
     }
 
-    /// Takes a slot if there is room and nobody waits for it, whatever the capacity.
-    pub(crate) fn enter_own(&self) -> bool {
+    /// Takes a slot if there is room and nobody waits for it, whatever the capacity; returns what
+    /// the gate was like before.
+    pub(crate) fn enter_own(&self) -> Option<Word> {
         self.update(|word| word.admits_own().then(|| word.entered()))
     }
 
-    /// Takes a slot if the limit is only pretended; returns what the gate was like before.
+    /// The same, if the limit is only pretended.
     pub(crate) fn enter_dry(&self) -> Option<Word> {
-        let mut word = self.word();
-        while word.is_dry() && word.admits_own() {
-            match self.exchange(word, word.entered()) {
-                Ok(()) => return Some(word),
-                Err(now) => word = now,
-            }
-        }
-        None
+        self.update(|word| (word.is_dry() && word.admits_own()).then(|| word.entered()))
     }
 
     /// Takes a place in the line, whatever there is in front of it.
@@ -173,6 +192,7 @@ impl Gate {
     /// Ends the watch if the gate is idle. `true` if it was watched.
     pub(crate) fn unwatch(&self) -> bool {
         self.update(|word| (word.is_watched() && word.is_idle()).then(|| word.unwatched()))
+            .is_some()
     }
 
     /// Takes `waiter` out of the line. `false` if its wait is already decided.
@@ -188,20 +208,26 @@ impl Gate {
         true
     }
 
-    /// Changes the limit if `still` holds under the lock that every waiter passes; returns who is
-    /// refused by that and has to be woken, which is all who wait if the limit is 0 and meant.
+    /// Changes the limit, or whether it is meant, if `still` holds under the lock that every waiter
+    /// passes; returns who is refused by that and has to be woken, which is all who wait if the
+    /// limit is 0 and meant.
     ///
     /// A cut takes effect as requests leave, before any waiter enters.
-    pub(crate) fn set_limit(&self, rule: Rule, still: impl FnOnce() -> bool) -> Option<Refused> {
+    pub(crate) fn change(
+        &self,
+        change: impl Fn(Word) -> Word,
+        still: impl FnOnce() -> bool,
+    ) -> Option<Refused> {
         let queue = self.lock();
         if !still() {
             return None;
         }
-        if rule.limit > 0 || rule.dry {
-            self.update(|word| Some(word.with_rule(rule)));
-            return Some(Refused::default());
+        // Nothing else changes the limit without this lock.
+        if change(self.word()).is_paused() {
+            return Some(self.expel(queue, change));
         }
-        Some(self.expel(queue, |word| word.with_rule(rule)))
+        self.update(|word| Some(change(word)));
+        Some(Refused::default())
     }
 
     /// Refuses all who come, and all who wait; returns those to be woken.
@@ -225,6 +251,7 @@ impl Gate {
     /// Asks that the last [`leave`](Self::leave) tell. `false` if nothing is in flight now.
     pub(crate) fn watch(&self) -> bool {
         self.update(|word| (!word.is_idle()).then(|| word.watched()))
+            .is_some()
     }
 
     fn expel(&self, mut queue: MutexGuard<'_, Queue>, change: impl Fn(Word) -> Word) -> Refused {
@@ -247,9 +274,10 @@ impl Gate {
     /// Hands a free slot to the waiter who has waited longest, who has to be woken.
     pub(crate) fn grant(&self) -> Option<Arc<Waiter>> {
         let mut queue = self.lock();
-        if queue.is_empty() || !self.update(|word| word.owes().then(|| word.granted())) {
+        if queue.is_empty() {
             return None;
         }
+        self.update(|word| word.owes().then(|| word.granted()))?;
         let waiter = queue.pop_oldest()?;
         waiter.decide(Outcome::Granted);
         queue.give_up_memory();
@@ -268,15 +296,16 @@ impl Gate {
             .map_err(Word)
     }
 
-    /// Changes the word for as long as `change` has something to say. `true` if it had.
-    fn update(&self, change: impl Fn(Word) -> Option<Word>) -> bool {
+    /// Changes the word for as long as `change` has something to say; returns what it was before,
+    /// if it was changed.
+    fn update(&self, change: impl Fn(Word) -> Option<Word>) -> Option<Word> {
         let mut word = self.word();
         while let Some(next) = change(word) {
             match self.exchange(word, next) {
-                Ok(()) => return true,
+                Ok(()) => return Some(word),
                 Err(now) => word = now,
             }
         }
-        false
+        None
     }
 }

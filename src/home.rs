@@ -8,10 +8,9 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
-
 use crate::{
     backoff::Backoff,
+    clock::Clock,
     gate::Gate,
     observe::{Event, Watch},
     reject::{RejectReason, Rejected},
@@ -19,13 +18,10 @@ use crate::{
     waiter::{Outcome, Waiter},
 };
 
-/// What the clock of a limiter shows when it is made: 36 years, so that it can go back from there.
-const EPOCH: u64 = 1 << 60;
-
 /// What the entries of one limiter share.
 #[derive(Debug)]
 pub(crate) struct Home {
-    born: Instant,
+    pub(crate) clock: Clock,
     // Who waits for a gate to be idle.
     drains: Mutex<Vec<Arc<Waiter>>>,
     refusals: Backoff,
@@ -37,7 +33,7 @@ pub(crate) struct Home {
 impl Home {
     pub(crate) fn new() -> Self {
         Self {
-            born: Instant::now(),
+            clock: Clock::new(),
             drains: Mutex::new(Vec::new()),
             refusals: Backoff::new(),
             watch: OnceLock::new(),
@@ -78,28 +74,21 @@ impl Home {
     }
 
     pub(crate) fn elapsed(&self, since: u64) -> Duration {
-        Duration::from_nanos(self.now().saturating_sub(since))
+        self.clock.elapsed(since)
     }
 
-    /// What tokio's clock shows, in nanoseconds. It may go back: another runtime may have a paused
-    /// clock of its own.
+    /// What the clock shows, in nanoseconds; it may go back.
     pub(crate) fn now(&self) -> u64 {
-        if cfg!(tenant_loom) {
-            // A model runs the same way each time.
-            return EPOCH;
-        }
-        let now = Instant::now();
-        let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(EPOCH);
-        match now.checked_duration_since(self.born) {
-            Some(age) => EPOCH.saturating_add(nanos(age)),
-            None => EPOCH.saturating_sub(nanos(self.born - now)).max(1),
-        }
+        self.clock.now()
     }
 
     /// Refuses a request that reached no entry; `tenant` is as in [`tell`](Self::tell).
     pub(crate) fn reject(&self, reason: RejectReason, tenant: &dyn Any) -> Rejected {
-        let hint = self.refusals.refuse(|| self.second());
-        self.refuse(Rejected::new(reason).with_retry_after(hint), tenant)
+        let hint = self.refusals.refuse(&self.clock);
+        self.refuse(
+            Rejected::new(reason).with_retry_after(hint.spread()),
+            tenant,
+        )
     }
 
     /// Tells of a refusal, and returns it.
@@ -107,10 +96,6 @@ impl Home {
         let waited = None;
         self.tell(tenant, Event::Refused { rejected, waited });
         rejected
-    }
-
-    pub(crate) fn second(&self) -> u32 {
-        u32::try_from(self.now() / 1_000_000_000).unwrap_or(u32::MAX)
     }
 
     /// Resolves when nothing is in flight behind `gate`; tells whether anything was.

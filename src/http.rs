@@ -9,6 +9,7 @@ use crate::{
     body::ResponseBody,
     face::{Errors, Face, sealed},
     layer::TenantConcurrencyLayer,
+    length::Asked,
     observe::Ending,
     permit::Permit,
     rate_limit,
@@ -101,7 +102,8 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     /// has them, with the quota unit `concurrent-requests` and a policy called `name`.
     ///
     /// An admitted request is told the limit of its tenant and how many more requests it may have
-    /// in flight when the response begins; one that is refused for the limit, queue or wait of its
+    /// in flight when the response begins, which is at least one in a [dry
+    /// run](crate::TenantLimiter::set_dry_run); one that is refused for the limit, queue or wait of its
     /// tenant is told that there are none, and when to come back. Other refusals, and requests that
     /// are not limited, are told nothing. What the inner service says of policies of its own stays.
     ///
@@ -184,7 +186,7 @@ pub trait OnReject<B> {
 
 impl<B: Body, F: Fn(&Rejected) -> Response<B>> OnReject<B> for F {
     fn respond(&self, rejected: &Rejected, _: &HeaderMap) -> Response<ResponseBody<B>> {
-        self(rejected).map(|body| ResponseBody::new(body, None))
+        self(rejected).map(ResponseBody::free)
     }
 }
 
@@ -218,6 +220,7 @@ impl Rejected {
             | RejectReason::Paused => StatusCode::TOO_MANY_REQUESTS,
             RejectReason::AtCapacity
             | RejectReason::CapacityQueueFull
+            | RejectReason::CapacityWaitExpired
             | RejectReason::Closed
             | RejectReason::TableFull => StatusCode::SERVICE_UNAVAILABLE,
             RejectReason::MissingTenant | RejectReason::InvalidTenant => StatusCode::BAD_REQUEST,
@@ -263,6 +266,7 @@ pub(crate) fn refusal<B>(
 pub struct HttpGuard {
     hold: Hold,
     policy: Option<&'static str>,
+    asked: Asked,
     slot: Option<Slot>,
 }
 
@@ -285,6 +289,7 @@ where
         HttpGuard {
             hold: self.hold,
             policy: self.policy,
+            asked: Asked::by(req.method()),
             slot,
         }
     }
@@ -294,15 +299,15 @@ where
         mut result: Result<Response<B>, E>,
     ) -> Result<Self::Response, E> {
         if let (Some(policy), Ok(response)) = (guard.policy, &mut result) {
-            if let Some(permit) = guard.slot.as_ref().and_then(Slot::permit) {
-                let (limit, in_flight) = permit.figures();
-                rate_limit::admitted(response.headers_mut(), policy, limit, in_flight);
+            if let Some(permit) = guard.slot.as_ref().map(Slot::permit) {
+                let (limit, remaining) = permit.figures();
+                rate_limit::admitted(response.headers_mut(), policy, limit, remaining);
             }
         }
         if guard.hold == Hold::Head {
             end(guard.slot.take(), Ending::of(&result));
         }
-        held_by_body(result, guard.slot)
+        held_by_body(result, guard.asked, guard.slot)
     }
 
     fn refuse(&self, req: &Request<Q>, rejected: Rejected) -> Result<Self::Response, E> {
@@ -320,10 +325,11 @@ where
 
 pub(crate) fn held_by_body<B: Body, E>(
     result: Result<Response<B>, E>,
+    asked: Asked,
     slot: Option<Slot>,
 ) -> Result<Response<ResponseBody<B>>, E> {
     match result {
-        Ok(response) => Ok(response.map(|body| ResponseBody::new(body, slot))),
+        Ok(response) => Ok(ResponseBody::hold(response, asked, slot)),
         Err(error) => {
             end(slot, Ending::Failed);
             Err(error)

@@ -1,18 +1,24 @@
-//! Tenants named by HTTP requests: in a header, or in a request extension.
+//! Tenants named by HTTP requests: in a header, by their host, or in a request extension.
+
+mod host;
 
 use std::{borrow::Cow, fmt, hash::Hash, marker::PhantomData};
 
 use http::{HeaderName, HeaderValue, Request};
 
+pub use self::host::{FromHost, host};
 use crate::key::{ExtractTenant, NoTenant};
 
 /// Takes the tenant from the header `name`, up to 256 bytes of it.
 ///
-/// A value that is empty, too long or not ASCII text is an invalid tenant, and so is a header
-/// that is there more than once: which one counts would be for the caller to choose. The header is
-/// whatever the caller sent, so it should be one that something in front of the service has
-/// verified; [`max_tenants`](crate::TenantConcurrencyLayer::max_tenants) bounds what made-up
-/// tenants cost.
+/// Blanks and tabs around the name are no part of it. A value that is empty without them, too long
+/// or not ASCII text is an invalid tenant, and so is a header that is there more than once: which
+/// one counts would be for the caller to choose. The header is whatever the caller sent, so it
+/// should be one that something in front of the service has verified;
+/// [`max_tenants`](crate::TenantConcurrencyLayer::max_tenants) bounds what made-up tenants cost.
+///
+/// Not for the header `host`, which a request over HTTP/2 need not have, and which writes one host
+/// in many ways: there is [`host`] for it.
 ///
 /// # Panics
 ///
@@ -62,11 +68,12 @@ impl FromHeader {
     }
 
     fn text<'v>(&self, value: &'v HeaderValue) -> Option<&'v str> {
-        if !(1..=self.max_len).contains(&value.len()) {
+        let name = unblank(value.as_bytes());
+        if !(1..=self.max_len).contains(&name.len()) {
             return None;
         }
         // The same check as that of `to_str`, which goes byte by byte.
-        let text = std::str::from_utf8(value.as_bytes()).ok()?;
+        let text = std::str::from_utf8(name).ok()?;
         text.is_ascii().then_some(text)
     }
 }
@@ -85,6 +92,14 @@ impl<B> ExtractTenant<Request<B>> for FromHeader {
         }
         self.text(value).map(Cow::Borrowed).ok_or(NoTenant::Invalid)
     }
+}
+
+/// A value without the blanks around it, which HTTP/1 drops and HTTP/2 leaves to us.
+fn unblank(mut value: &[u8]) -> &[u8] {
+    while let [b' ' | b'\t', rest @ ..] | [rest @ .., b' ' | b'\t'] = value {
+        value = rest;
+    }
+    value
 }
 
 /// Takes the tenant from the request extension of type `T`, which a layer further out has put

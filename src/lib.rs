@@ -7,7 +7,7 @@
 //! - [`Capacity`] bounds all tenants together and divides the slots fairly between them.
 //!
 //! The feature `http`, on by default, adds refusals as responses, permits held by response bodies,
-//! and tenants taken from headers and request extensions. `reqwest` lets bodies of reqwest hold
+//! and tenants taken from headers, hosts and request extensions. `reqwest` lets bodies of reqwest hold
 //! permits, `reqwest-middleware` adds `TenantMiddleware`, and `tonic` adds refusals as gRPC statuses.
 //!
 //! What happens is told to an [`Observer`], such as those of the features `metrics` and `tracing`,
@@ -20,13 +20,10 @@
 //!
 //! ```
 //! # #[cfg(feature = "http")] {
-//! use axum::{Router, extract::Request, routing::get};
-//! use tower_tenant::TenantConcurrencyLayer;
+//! use axum::{Router, routing::get};
+//! use tower_tenant::{TenantConcurrencyLayer, header};
 //!
-//! let layer = TenantConcurrencyLayer::new(4, |req: &Request<_>| {
-//!     let key = req.headers().get("x-api-key")?;
-//!     key.to_str().ok().map(str::to_owned)
-//! });
+//! let layer = TenantConcurrencyLayer::new(4, header("x-api-key"));
 //! let app: Router = Router::new()
 //!     .route("/orders", get(|| async { "ok" }))
 //!     .layer(layer.http());
@@ -47,6 +44,7 @@ mod body;
 #[cfg(feature = "http")]
 mod body_errors;
 mod capacity;
+mod clock;
 mod contain;
 mod drain;
 mod entry;
@@ -68,6 +66,8 @@ mod http_key;
 mod inspect;
 mod key;
 mod layer;
+#[cfg(feature = "http")]
+mod length;
 mod limiter;
 mod limits;
 mod live;
@@ -105,6 +105,7 @@ mod timer;
 #[cfg(feature = "tracing")]
 mod trace;
 mod waiter;
+mod wake;
 mod word;
 
 pub use crate::{
@@ -115,7 +116,7 @@ pub use crate::{
     exempt::Exempt,
     face::{Errors, Face},
     future::ResponseFuture,
-    key::{Borrowed, ExtractTenant, NoTenant, borrowed},
+    key::{Borrowed, ExtractTenant, IntoTenant, NoTenant, TryBorrowed, borrowed, try_borrowed},
     layer::TenantConcurrencyLayer,
     limiter::TenantLimiter,
     limits::Limits,
@@ -136,7 +137,7 @@ pub use crate::{
     body::ResponseBody,
     body_errors::BodyErrors,
     http::{Hold, Http, OnReject, Problem},
-    http_key::{FromExtension, FromHeader, extension, header},
+    http_key::{FromExtension, FromHeader, FromHost, extension, header, host},
     shared_permit::SharedPermit,
 };
 

@@ -109,8 +109,9 @@ impl<K> TenantLimiter<K> {
     )]
     pub fn capacity(self, capacity: impl Into<Capacity<K>>) -> Self {
         let capacity = capacity.into();
+        let slots = capacity.slots();
         let home = sync::Arc::clone(&self.shared.home);
-        let pool = Pool::new(capacity.slots(), capacity.places(), home);
+        let pool = Pool::new(slots, capacity.places(), home);
         let common = Common {
             pool: sync::Arc::new(pool),
             capacity,
@@ -118,6 +119,8 @@ impl<K> TenantLimiter<K> {
         if self.is_in_use() || self.shared.capacity.set(common).is_err() {
             panic!("give a limiter its capacity once, before its first request");
         }
+        self.shared.limits.set_capacity(slots);
+        self.shared.update_capacity();
         self
     }
 
@@ -239,7 +242,7 @@ impl<K> TenantLimiter<K> {
     }
 
     pub(crate) fn set_nameless_limit(&self, limit: usize) {
-        self.shared.nameless_limit.store(limit, Ordering::SeqCst);
+        self.shared.limits.set_missing(limit);
         if let Some(nameless) = self.shared.nameless.get() {
             self.shared.update_nameless_limit(nameless);
         }
@@ -248,7 +251,7 @@ impl<K> TenantLimiter<K> {
     /// Refuses a request that names no tenant, unless in a dry run.
     pub(crate) fn refuse_nameless(&self, why: RejectReason) -> Result<(), Rejected> {
         let rejected = Rejected::new(why);
-        if self.shared.limits.is_dry() && !self.is_closed() {
+        if self.shared.limits.overall().dry && !self.is_closed() {
             let event = Event::WouldRefuse { rejected };
             self.shared.home.tell(&Nameless, event);
             return Ok(());
@@ -388,7 +391,12 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         // A refusal is read off the entry in passing: a flood should not even hold it.
         let refusal = |entry: &Entry| entry.refusal(places);
         let tracked = match table.get_unless(hash, &*tenant, refusal)? {
-            Some(tracked) => tracked,
+            Some(tracked) => {
+                // Before a slot is taken: should its drop panic at the end of the scope, the slot
+                // would be lost with the value that is returned.
+                drop(tenant);
+                tracked
+            }
             None => self.track(hash, tenant.into_owned())?,
         };
         attempt(tracked, places)

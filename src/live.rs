@@ -21,11 +21,16 @@ impl<K> TenantLimiter<K> {
     /// A raise admits waiters at once. A cut takes effect as requests end, before any waiter is
     /// admitted; nothing in flight is revoked.
     pub fn set_capacity(&self, slots: usize) {
-        if let Some(common) = self.shared.capacity.get() {
-            common.pool.set_capacity(slots);
-            let event = Event::CapacityChanged { slots };
-            self.shared.home.tell(&Nameless, event);
+        if self.shared.capacity.get().is_some() {
+            self.shared.limits.set_capacity(slots);
+            self.shared.update_capacity();
+            self.capacity_changed(slots);
         }
+    }
+
+    fn capacity_changed(&self, slots: usize) {
+        let event = Event::CapacityChanged { slots };
+        self.shared.home.tell(&Nameless, event);
     }
 
     /// Returns what single tenants have for themselves, in no order.
@@ -34,7 +39,7 @@ impl<K> TenantLimiter<K> {
     where
         K: Clone,
     {
-        let overrides = self.shared.limits.overrides.list();
+        let overrides = self.shared.limits.overrides();
         let row = |(tenant, own): &(Arc<Tenant<K>>, Override)| Some((tenant.key()?.clone(), *own));
         overrides.iter().filter_map(row).collect()
     }
@@ -45,7 +50,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// A raise admits waiters at once. A cut takes effect as requests end, before any waiter is
     /// admitted; nothing in flight is revoked. Setting [`Limits::by`] again asks the function again
-    /// for each tracked tenant; a tenant makes no room for others while it is asked about.
+    /// for each tracked tenant.
     ///
     /// # Panics
     ///
@@ -134,8 +139,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// Lets the limits of all tenants that have nothing of that kind [themselves](Self::set_dry_run_of)
     /// be pretended only, or meant again.
     ///
-    /// In a dry run nothing is refused and nothing waits: what would have been refused or would have
-    /// waited is told to the [`Observer`](crate::Observer), counted by
+    /// In a dry run of all, nothing is refused and nothing waits: what would have been refused or would
+    /// have waited is told to the [`Observer`](crate::Observer), counted by
     /// [`would_have_refused`](Self::would_have_refused), and admitted, whatever limit, capacity, pause
     /// or bound on the table stands against it. Requests without a usable tenant pass unlimited. In
     /// flight stays exact, and may be more than the limit. A limiter that is closed refuses all the
@@ -147,17 +152,32 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// Whether a request would have waited is told from how far its tenant is beyond its limit, as if
     /// those in excess were its line.
     ///
-    /// Switching it on admits all who wait. Switching it off takes effect as a cut of a limit does.
+    /// Switching it on admits all requests that wait. Switching it off takes effect as a cut of a limit
+    /// does: each tenant has the limit again that it had, and nothing is asked of
+    /// [`Limits::by`](crate::Limits::by).
     pub fn set_dry_run(&self, on: bool) {
         self.shared.limits.set_dry(on);
+        // The capacity first when it begins and last when it ends: no tenant is without its own
+        // limit where the capacity is meant.
+        if on {
+            self.shared.update_capacity();
+        }
         if let Some(nameless) = self.shared.nameless.get() {
             self.shared.update_nameless_limit(nameless);
         }
-        self.update_all_limits();
+        self.update_all(|tracked| self.shared.update_dry(tracked));
+        if !on {
+            self.shared.update_capacity();
+        }
     }
 
-    /// Lets the limits of one tenant be pretended only, or be meant, whatever applies to the others;
-    /// this stays when the tenant is evicted, until it is [cleared](Self::clear_dry_run_of).
+    /// Lets the limit of one tenant be pretended only, or its limits be meant, whatever applies to the
+    /// others; this stays when the tenant is evicted, until it is [cleared](Self::clear_dry_run_of).
+    ///
+    /// The dry run of one tenant pretends the limit and the pause of that tenant. What all tenants
+    /// share stays shared: its requests wait for the [`capacity`](Self::capacity) as those of others
+    /// do, and get no more of it than their share; a full table refuses it if it is new. Only in a dry
+    /// run of [all](Self::set_dry_run) are these pretended, too.
     ///
     /// # Examples
     ///
@@ -179,21 +199,17 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.put_in_force(&self.set_own(tenant, |own| own.dry_run = Some(on)));
+        self.pretend(&self.set_own(tenant, |own| own.dry_run = Some(on)));
     }
 
     /// Lets the limits of one tenant be what those of all are: pretended or meant.
-    ///
-    /// # Panics
-    ///
-    /// As [`clear_limit`](Self::clear_limit) does.
     pub fn clear_dry_run_of<Q>(&self, tenant: &Q)
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
         if let Some(change) = self.clear_own(tenant, |own| own.dry_run = None) {
-            self.put_in_force(&change);
+            self.pretend(&change);
         }
     }
 
@@ -228,8 +244,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// Puts all of `settings` in force: the limit of all tenants, the shared capacity, and what
     /// single tenants have for themselves, which replaces all [`overrides`](Self::overrides).
     ///
-    /// Each change takes effect as if made alone, and a tenant goes from its old limit to its new
-    /// one in one step. Nobody in flight or waiting is touched but by a limit of 0 or a pause.
+    /// A tenant goes from its old limit to its new one in one step, and is never given a mixture of
+    /// old and new settings. Of two calls at the same time, all of one is in force afterwards. No
+    /// request in flight or waiting is touched but by a limit of 0 or a pause. A
+    /// [`pause`](Self::pause) or limit that was set by hand and is not in `settings` ends.
     ///
     /// # Errors
     ///
@@ -244,11 +262,14 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         if settings.wants_capacity() && self.shared.capacity.get().is_none() {
             return Err(NoCapacity);
         }
-        let limits = &self.shared.limits;
-        let tenants = limits.overrides.prepare(settings.tenants);
-        let changes = limits.replace(settings.limit.map(Limits::from), tenants);
+        let changes = self.shared.limits.replace(
+            settings.limit.map(Limits::from),
+            settings.capacity,
+            settings.tenants,
+        );
         if let Some(slots) = settings.capacity {
-            self.set_capacity(slots);
+            self.shared.update_capacity();
+            self.capacity_changed(slots);
         }
         let mut panic = FirstPanic::default();
         if let Some(limit) = settings.limit {
@@ -257,17 +278,22 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
             self.tell(Event::LimitChanged { limit });
         }
         for change in &changes {
-            let (before, after) = (change.before, change.after);
-            let meant = before.dry_run == after.dry_run;
-            if before.limit_in_force() != after.limit_in_force() || !meant {
-                panic.catch(|| self.put_in_force(change));
-            }
-            if before.weight != after.weight {
-                panic.catch(|| self.weigh(change));
-            }
+            self.apply_to_tenant(change, &mut panic);
         }
         panic.resume();
         Ok(())
+    }
+
+    fn apply_to_tenant(&self, change: &Change<K>, panic: &mut FirstPanic) {
+        let (before, after) = (change.before, change.after);
+        if before.limit_in_force() != after.limit_in_force() {
+            panic.catch(|| self.put_in_force(change));
+        } else if before.dry_run != after.dry_run {
+            self.pretend(change);
+        }
+        if before.weight != after.weight {
+            panic.catch(|| self.weigh(change));
+        }
     }
 
     /// Returns how many requests were admitted so far that would have been refused but for a
@@ -282,10 +308,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: ToOwned<Owned = K> + ?Sized,
     {
-        let overrides = &self.shared.limits.overrides;
-        let change = overrides.set(tenant.to_owned(), set);
-        self.shared.limits.raise_edition();
-        change
+        self.shared.limits.set_own(tenant.to_owned(), set)
     }
 
     fn clear_own<Q>(&self, tenant: &Q, clear: impl FnOnce(&mut Override)) -> Option<Change<K>>
@@ -293,17 +316,13 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let change = self.shared.limits.overrides.clear(tenant, clear)?;
-        self.shared.limits.raise_edition();
-        Some(change)
+        self.shared.limits.clear_own(tenant, clear)
     }
 
     /// Puts the limit in force that a tenant has now, and tells who watches if it is another.
     fn put_in_force(&self, change: &Change<K>) {
         // Even if it is the same: another thread may have set it and not put it in force yet.
-        if let Some(tracked) = self.tracked_of(change) {
-            self.shared.update_limit(&tracked);
-        }
+        self.update_one(change, |tracked| self.shared.update_limit(tracked));
         let limit = change.after.limit_in_force();
         if change.before.limit_in_force() != limit {
             let event = Event::LimitChanged { limit };
@@ -311,21 +330,34 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         }
     }
 
+    /// Puts in force whether the limit of a tenant is meant.
+    fn pretend(&self, change: &Change<K>) {
+        self.update_one(change, |tracked| self.shared.update_dry(tracked));
+    }
+
     fn weigh(&self, change: &Change<K>) {
-        if let Some(tracked) = self.tracked_of(change) {
-            self.shared.update_weight(&tracked);
+        self.update_one(change, |tracked| self.shared.update_weight(tracked));
+    }
+
+    fn update_one(&self, change: &Change<K>, update: impl Fn(&Tracked<K>)) {
+        let Some(tenant) = change.tenant.key() else {
+            return;
+        };
+        for tracked in self.shared.look_at(tenant).iter() {
+            update(tracked);
         }
     }
 
-    fn tracked_of(&self, change: &Change<K>) -> Option<Arc<Tracked<K>>> {
-        self.shared.get(change.tenant.key()?)
+    fn update_all_limits(&self) {
+        self.update_all(|tracked| self.shared.update_limit(tracked));
     }
 
-    fn update_all_limits(&self) {
+    /// Updates each tenant that is tracked, and panics, if that does, only after all of them.
+    fn update_all(&self, update: impl Fn(&Tracked<K>)) {
         let mut panic = FirstPanic::default();
         for entries in self.shared.table.entries() {
-            for tracked in entries {
-                panic.catch(|| self.shared.update_limit(&tracked));
+            for tracked in entries.iter() {
+                panic.catch(|| update(tracked));
             }
         }
         panic.resume();

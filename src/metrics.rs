@@ -1,5 +1,6 @@
 //! Figures of a limiter through the `metrics` facade.
 
+mod table;
 mod tenants;
 
 use std::{
@@ -8,13 +9,11 @@ use std::{
     time::Duration,
 };
 
-use metrics::{
-    Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
-    gauge, histogram,
-};
+use metrics::{Counter, Gauge, Histogram};
 
 pub use self::tenants::TenantMetrics;
 use crate::{
+    metrics::table::Metric,
     observe::{Ending, Event, Observer},
     reject::{RejectReason, Rejected},
 };
@@ -30,9 +29,9 @@ use crate::{
 /// | `tower_tenant_refused_total` | counter | `limiter`, `reason` | requests refused, by [`RejectReason::as_str`] |
 /// | `tower_tenant_cancelled_total` | counter | `limiter`, `where` | requests dropped by their caller: `queue` or `running` |
 /// | `tower_tenant_dry_run_refused_total` | counter | `limiter`, `reason` | requests admitted that would have been refused but for a dry run |
-/// | `tower_tenant_dry_run_queued_total` | counter | `limiter` | requests admitted that would have had to wait |
+/// | `tower_tenant_dry_run_queued_total` | counter | `limiter` | requests admitted that would have had to wait but for a dry run |
 /// | `tower_tenant_evicted_total` | counter | `limiter` | tenants forgotten |
-/// | `tower_tenant_wait_seconds` | histogram | `limiter` | how long those waited that had to, however it ended |
+/// | `tower_tenant_wait_seconds` | histogram | `limiter` | how long those requests waited that had to, however it ended |
 /// | `tower_tenant_hold_seconds` | histogram | `limiter` | how long slots were held, by [`hold_times`](Self::hold_times) |
 ///
 /// No label names a tenant; [`TenantMetrics`] does, for a few. All series are there from the start,
@@ -77,32 +76,24 @@ impl Metrics {
     /// Install the recorder first: metrics that are made before it are not seen.
     #[must_use]
     pub fn new(limiter: impl Into<String>) -> Self {
-        describe();
+        table::describe();
         let limiter = limiter.into();
-        let name = || limiter.clone();
-        let reasons = |metric: &'static str| {
-            let of = |reason: RejectReason| {
-                let labels = [("limiter", name()), ("reason", reason.as_str().to_owned())];
-                zero(counter!(metric, &labels))
-            };
-            RejectReason::ALL.map(of)
-        };
-        let cancelled = |place: &str| {
-            let labels = [("limiter", name()), ("where", place.to_owned())];
-            zero(counter!("tower_tenant_cancelled_total", &labels))
+        let of = [limiter.as_str()];
+        let reasons = |metric: Metric| {
+            RejectReason::ALL.map(|reason| metric.counter(&[&limiter, reason.as_str()]))
         };
         Self {
-            in_flight: Level::new(gauge!("tower_tenant_in_flight", "limiter" => name())),
-            waiting: Level::new(gauge!("tower_tenant_waiting", "limiter" => name())),
-            tracked: Level::new(gauge!("tower_tenant_tracked", "limiter" => name())),
-            admitted: zero(counter!("tower_tenant_admitted_total", "limiter" => name())),
-            refused: reasons("tower_tenant_refused_total"),
-            would_refuse: reasons("tower_tenant_dry_run_refused_total"),
-            would_queue: zero(counter!("tower_tenant_dry_run_queued_total", "limiter" => name())),
-            cancelled_in_queue: cancelled("queue"),
-            cancelled_running: cancelled("running"),
-            evicted: zero(counter!("tower_tenant_evicted_total", "limiter" => name())),
-            wait: histogram!("tower_tenant_wait_seconds", "limiter" => name()),
+            in_flight: Level::new(table::IN_FLIGHT.gauge(&of)),
+            waiting: Level::new(table::WAITING.gauge(&of)),
+            tracked: Level::new(table::TRACKED.gauge(&of)),
+            admitted: table::ADMITTED.counter(&of),
+            refused: reasons(table::REFUSED),
+            would_refuse: reasons(table::WOULD_REFUSE),
+            would_queue: table::WOULD_QUEUE.counter(&of),
+            cancelled_in_queue: table::CANCELLED.counter(&[&limiter, "queue"]),
+            cancelled_running: table::CANCELLED.counter(&[&limiter, "running"]),
+            evicted: table::EVICTED.counter(&of),
+            wait: table::WAIT.histogram(&of),
             hold: None,
             limiter,
         }
@@ -111,9 +102,8 @@ impl Metrics {
     /// Records how long slots are held, too, which reads the clock twice for each request.
     #[must_use]
     pub fn hold_times(self) -> Self {
-        let hold = histogram!("tower_tenant_hold_seconds", "limiter" => self.limiter.clone());
         Self {
-            hold: Some(hold),
+            hold: Some(table::HOLD.histogram(&[&self.limiter])),
             ..self
         }
     }
@@ -193,7 +183,6 @@ struct Level {
 
 impl Level {
     fn new(gauge: Gauge) -> Self {
-        gauge.increment(0);
         Self {
             gauge,
             count: AtomicU64::new(0),
@@ -217,50 +206,4 @@ impl Drop for Level {
         // not when nobody tells any more.
         self.gauge.decrement(*self.count.get_mut() as f64);
     }
-}
-
-/// A counter that is there with 0 before anything happens.
-fn zero(counter: Counter) -> Counter {
-    counter.increment(0);
-    counter
-}
-
-fn describe() {
-    describe_gauge!(
-        "tower_tenant_in_flight",
-        Unit::Count,
-        "Requests admitted and not ended."
-    );
-    describe_gauge!("tower_tenant_waiting", Unit::Count, "Requests in a line.");
-    describe_gauge!("tower_tenant_tracked", Unit::Count, "Tenants tracked.");
-    describe_counter!(
-        "tower_tenant_admitted_total",
-        Unit::Count,
-        "Requests admitted."
-    );
-    describe_counter!(
-        "tower_tenant_refused_total",
-        Unit::Count,
-        "Requests refused."
-    );
-    describe_counter!(
-        "tower_tenant_cancelled_total",
-        Unit::Count,
-        "Requests dropped by their caller."
-    );
-    describe_counter!(
-        "tower_tenant_evicted_total",
-        Unit::Count,
-        "Tenants forgotten."
-    );
-    describe_histogram!(
-        "tower_tenant_wait_seconds",
-        Unit::Seconds,
-        "How long requests waited."
-    );
-    describe_histogram!(
-        "tower_tenant_hold_seconds",
-        Unit::Seconds,
-        "How long slots were held."
-    );
 }

@@ -2,7 +2,11 @@
 
 use std::{any::Any, fmt, marker::PhantomData, time::Duration};
 
-use crate::{contain::contain, reject::Rejected, tenant::Tenant};
+use crate::{
+    contain::{Contained, contain},
+    reject::Rejected,
+    tenant::Tenant,
+};
 
 /// Is told what happens to the requests of a limiter.
 ///
@@ -108,13 +112,20 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Ending {
-    /// There was a response, and the body was read to its end if the slot was held for that long;
+    /// There was a response, and all of its body was handed out if the slot was held for that long;
     /// or a [`Permit`](crate::Permit) that was taken without a layer was dropped.
+    ///
+    /// All is what the `Content-Length` says, or else the exact size that the body knows; without
+    /// either, all up to its end or its trailers. A response that has no body is complete with its
+    /// head: the answer to a HEAD, a 204, a 304, an upgrade by 101, and a 2xx to a CONNECT. That the
+    /// last bytes were handed to the server does not say that they came to the client: who hangs up
+    /// after that is not told from who has read them.
     #[default]
     Completed,
     /// The inner service or the response body failed.
     Failed,
-    /// The request, or its response body, was dropped before its end, or panicked.
+    /// The request, or its response body, was dropped before its end, as when the client hangs up;
+    /// or it panicked.
     Cancelled,
 }
 
@@ -155,7 +166,8 @@ impl<K, A: Observer<K>, B: Observer<K>> Observer<K> for (A, B) {
 
 /// An observer, whatever the type of its tenants.
 pub(crate) struct Watch {
-    observer: Box<dyn Observe>,
+    // The last permit may be what drops it.
+    observer: Contained<Box<dyn Observe>>,
     pub(crate) times_holds: bool,
 }
 
@@ -180,13 +192,15 @@ impl Watch {
         }
         Some(Self {
             times_holds: observer.times_holds(),
-            observer: Box::new(Erased(observer, PhantomData)),
+            observer: Contained::new(Box::new(Erased(observer, PhantomData))),
         })
     }
 
     /// Tells the observer; `tenant` is a [`Tenant`], or anything else for none.
     pub(crate) fn tell(&self, tenant: &dyn Any, event: Event) {
-        self.observer.tell(tenant, event);
+        if let Some(observer) = self.observer.get() {
+            observer.tell(tenant, event);
+        }
     }
 }
 

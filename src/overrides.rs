@@ -1,14 +1,13 @@
 //! What single tenants have for themselves, tracked or not.
 
-use std::{borrow::Borrow, hash::Hash};
+use std::borrow::Borrow;
 
-use ahash::RandomState;
 use hashbrown::HashTable;
 
-use crate::{
-    sync::{Arc, RwLock, RwLockWriteGuard, read, write},
-    tenant::Tenant,
-};
+use crate::{sync::Arc, tenant::Tenant};
+
+/// A table with less capacity is not worth shrinking.
+const KEPT_CAPACITY: usize = 64;
 
 /// What one tenant has for itself, in place of what applies to all.
 ///
@@ -41,21 +40,16 @@ impl Override {
     }
 }
 
-/// The overrides of some tenants.
-pub(crate) struct Overrides<K> {
-    hasher: RandomState,
-    known: RwLock<Known<K>>,
-}
+/// The overrides of some tenants, found by the hash of each.
+pub(crate) struct Overrides<K>(HashTable<Row<K>>);
 
-pub(crate) type Known<K> = HashTable<Row<K>>;
-
-pub(crate) struct Row<K> {
+struct Row<K> {
     hash: u64,
     tenant: Arc<Tenant<K>>,
     own: Override,
 }
 
-/// What has become of the override of one tenant.
+/// The override of one tenant, before and after a change.
 pub(crate) struct Change<K> {
     pub(crate) tenant: Arc<Tenant<K>>,
     pub(crate) before: Override,
@@ -64,45 +58,40 @@ pub(crate) struct Change<K> {
 
 impl<K> Overrides<K> {
     pub(crate) fn new() -> Self {
-        Self {
-            hasher: RandomState::new(),
-            known: RwLock::new(HashTable::new()),
-        }
+        Self(HashTable::new())
     }
 
-    pub(crate) fn get(&self, tenant: &K) -> Override
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn get(&self, hash: u64, tenant: &K) -> Override
     where
-        K: Hash + Eq,
+        K: Eq,
     {
-        if read(&self.known).is_empty() {
-            return Override::default();
-        }
-        let hash = self.hasher.hash_one(tenant);
-        find(&read(&self.known), hash, tenant)
+        let row = self.0.find(hash, |row| row.is(hash, tenant));
+        row.map_or_else(Override::default, |row| row.own)
     }
 
     /// Changes what one tenant has.
-    pub(crate) fn set(&self, tenant: K, change: impl FnOnce(&mut Override)) -> Change<K>
+    pub(crate) fn set(
+        &mut self,
+        hash: u64,
+        tenant: Arc<Tenant<K>>,
+        change: impl FnOnce(&mut Override),
+    ) -> Change<K>
     where
-        K: Hash + Eq,
+        K: Eq,
     {
-        let hash = self.hasher.hash_one(&tenant);
-        let tenant = Arc::new(Tenant::new(tenant));
-        let mut known = write(&self.known);
         let same = |row: &Row<K>| tenant.key().is_some_and(|tenant| row.is(hash, tenant));
-        let row = known.find_mut(hash, same).map(|row| &mut row.own);
+        let row = self.0.find_mut(hash, same).map(|row| &mut row.own);
         let before = row.as_deref().copied().unwrap_or_default();
         let mut after = before;
         change(&mut after);
         match row {
             Some(own) => *own = after,
-            None => {
-                let tenant = Arc::clone(&tenant);
-                let own = after;
-                known.insert_unique(hash, Row { hash, tenant, own }, |row| row.hash);
-            }
+            None => self.insert(hash, Arc::clone(&tenant), after),
         }
-        drop(known);
         Change {
             tenant,
             before,
@@ -112,26 +101,25 @@ impl<K> Overrides<K> {
 
     /// Changes what one tenant has, if it has anything; if nothing is left, it is forgotten.
     pub(crate) fn clear<Q>(
-        &self,
+        &mut self,
+        hash: u64,
         tenant: &Q,
         change: impl FnOnce(&mut Override),
     ) -> Option<Change<K>>
     where
         K: Borrow<Q>,
-        Q: Hash + Eq + ?Sized,
+        Q: Eq + ?Sized,
     {
-        let hash = self.hasher.hash_one(tenant);
-        let mut known = write(&self.known);
         let same = |row: &Row<K>| row.is(hash, tenant);
-        let mut found = known.find_entry(hash, same).ok()?;
+        let mut found = self.0.find_entry(hash, same).ok()?;
         let row = found.get_mut();
         let before = row.own;
         change(&mut row.own);
         let (tenant, after) = (Arc::clone(&row.tenant), row.own);
         if after == Override::default() {
             found.remove();
+            self.give_up_memory();
         }
-        drop(known);
         Some(Change {
             tenant,
             before,
@@ -139,57 +127,50 @@ impl<K> Overrides<K> {
         })
     }
 
+    pub(crate) fn insert(&mut self, hash: u64, tenant: Arc<Tenant<K>>, own: Override) {
+        self.0
+            .insert_unique(hash, Row { hash, tenant, own }, |row| row.hash);
+    }
+
     /// All of them. The keys are code of the user, so they are for the caller to clone.
     pub(crate) fn list(&self) -> Vec<(Arc<Tenant<K>>, Override)> {
-        let known = read(&self.known);
         let row = |row: &Row<K>| (Arc::clone(&row.tenant), row.own);
-        known.iter().map(row).collect()
+        self.0.iter().map(row).collect()
     }
 
-    /// Makes of `tenants` what [`write`](Self::write) may put in place.
-    pub(crate) fn prepare(&self, tenants: impl IntoIterator<Item = (K, Override)>) -> Known<K>
+    /// In what `self` differs from `old`.
+    pub(crate) fn changes_since(&self, old: &Self) -> Vec<Change<K>>
     where
-        K: Hash + Eq,
+        K: Eq,
     {
-        let mut known = HashTable::new();
-        for (tenant, own) in tenants {
-            if own != Override::default() {
-                let hash = self.hasher.hash_one(&tenant);
-                let tenant = Arc::new(Tenant::new(tenant));
-                known.insert_unique(hash, Row { hash, tenant, own }, |row| row.hash);
-            }
+        let set = self.0.iter().map(|row| (row, old.own(row), row.own));
+        let none = Override::default();
+        let gone = old.0.iter().filter(|row| self.own(row) == none);
+        set.chain(gone.map(|row| (row, row.own, none)))
+            .filter(|(_, before, after)| before != after)
+            .map(|(row, before, after)| Change {
+                tenant: Arc::clone(&row.tenant),
+                before,
+                after,
+            })
+            .collect()
+    }
+
+    /// What the tenant of a row of another table has here.
+    fn own(&self, row: &Row<K>) -> Override
+    where
+        K: Eq,
+    {
+        let own = |tenant| self.get(row.hash, tenant);
+        row.tenant.key().map_or_else(Override::default, own)
+    }
+
+    fn give_up_memory(&mut self) {
+        if self.0.capacity() > KEPT_CAPACITY.max(4 * self.0.len()) {
+            let kept = 2 * self.0.len();
+            self.0.shrink_to(kept, |row| row.hash);
         }
-        known
     }
-
-    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, Known<K>> {
-        write(&self.known)
-    }
-}
-
-/// In what `new` differs from `old`.
-pub(crate) fn changes<K: Eq>(old: &Known<K>, new: &Known<K>) -> Vec<Change<K>> {
-    let own = |known: &Known<K>, row: &Row<K>| {
-        let tenant = row.tenant.key();
-        tenant.map_or_else(Override::default, |tenant| find(known, row.hash, tenant))
-    };
-    let set = new.iter().map(|row| (row, own(old, row), row.own));
-    let gone = old
-        .iter()
-        .filter(|row| own(new, row) == Override::default());
-    set.chain(gone.map(|row| (row, row.own, Override::default())))
-        .filter(|(_, before, after)| before != after)
-        .map(|(row, before, after)| Change {
-            tenant: Arc::clone(&row.tenant),
-            before,
-            after,
-        })
-        .collect()
-}
-
-fn find<K: Eq>(known: &Known<K>, hash: u64, tenant: &K) -> Override {
-    let row = known.find(hash, |row| row.is(hash, tenant));
-    row.map_or_else(Override::default, |row| row.own)
 }
 
 impl<K> Row<K> {
@@ -200,6 +181,12 @@ impl<K> Row<K> {
     {
         let same = |key: &K| key.borrow() == tenant;
         self.hash == hash && self.tenant.key().is_some_and(same)
+    }
+}
+
+impl<K> Clone for Overrides<K> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
     }
 }
 

@@ -57,12 +57,14 @@ impl Permit {
         }
     }
 
-    /// The limit of the tenant, and how many of its requests are in flight.
+    /// The limit of the tenant, and how many more of its requests would be admitted: at least one
+    /// where the limit is only pretended.
     #[cfg(feature = "http")]
     pub(crate) fn figures(&self) -> (usize, usize) {
         let visit = self.held.downcast::<Visit>();
         let word = visit.map_or(&self.held, |visit| &visit.held).gate.word();
-        (word.limit(), word.in_flight())
+        let remaining = word.limit().saturating_sub(word.in_flight());
+        (word.limit(), remaining.max(usize::from(word.is_dry())))
     }
 
     /// Takes a drop for a cancellation, unless the request is [ended](Self::end) before.
@@ -78,8 +80,9 @@ impl Permit {
         self.mark(ending);
     }
 
+    /// Says how the request has ended, which is told when the slot is given back.
     #[inline]
-    fn mark(&self, ending: Ending) {
+    pub(crate) fn mark(&self, ending: Ending) {
         if self.held.gate.word().is_attended() {
             self.mark_visit(ending);
         }
@@ -118,13 +121,7 @@ impl Visit {
             since,
             ending: AtomicU8::new(COMPLETED),
         };
-        let hash = 0;
-        let node = Node {
-            hash,
-            entry,
-            tenant,
-        };
-        Arc::new(node).into()
+        Arc::new(Node::new(0, entry, tenant)).into()
     }
 
     fn leave(&self) {

@@ -7,13 +7,14 @@
 use std::{fmt, sync, task::Waker};
 
 use crate::{
+    backoff::Backoff,
     contain::contain,
     fair::{Fair, Id},
-    gate::{Gate, Joined},
+    gate::{Entered, Gate, Joined},
     home::Home,
-    sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock},
+    sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock},
     waiter::Waiter,
-    word::{Rule, Word},
+    word::Word,
 };
 
 const FIELD: u64 = (1 << 31) - 1;
@@ -51,6 +52,14 @@ impl Level {
         Self(self.0 + 1)
     }
 
+    /// A request has entered, on these readings, whether there was room or not.
+    fn entered_anyway(self, word: Word) -> Entered {
+        Entered {
+            word,
+            beyond_capacity: !self.has_room() || self.is_crowded(),
+        }
+    }
+
     fn left(self) -> Self {
         Self(self.0 - 1)
     }
@@ -71,7 +80,12 @@ pub(crate) trait Ticket: Clone + Sized {
 #[derive(Debug)]
 pub(crate) struct Pool<T> {
     level: AtomicU64,
+    // In a dry run of all: tenants whose own limits are pretended take slots whether there are any
+    // or not. Written under the lock of the line, where every decision to wait is made.
+    is_pretended: AtomicBool,
     line: Mutex<Line<T>>,
+    // Of requests whose tenants are below their own limits.
+    refusals: Backoff,
     home: sync::Arc<Home>,
 }
 
@@ -105,17 +119,15 @@ pub(crate) struct Owner<L: ?Sized = dyn Send + Sync> {
 
 /// The answer to a request before it waits.
 pub(crate) enum Answer {
-    Entered,
+    Entered(Entered),
     MayWait,
-    /// Its tenant is full.
-    Full(Word),
-    /// The capacity is in use.
-    AtCapacity(Word),
+    /// Its tenant is full, as the word shows, or else the capacity is in use.
+    Refused(Word),
 }
 
 /// What is to be done with a newcomer, decided under the lock of the line.
 enum Verdict {
-    Entered,
+    Entered(Entered),
     /// Its tenant is full or others of its tenant wait, or the capacity is in use.
     Waits(Word),
     /// A slot is free and its next holder has not been told.
@@ -132,7 +144,9 @@ impl<T: Ticket> Pool<T> {
         };
         Self {
             level: AtomicU64::new(Level(0).with_capacity(capacity).0),
+            is_pretended: AtomicBool::new(false),
             line: Mutex::new(line),
+            refusals: Backoff::new(),
             home,
         }
     }
@@ -152,10 +166,23 @@ impl<T: Ticket> Pool<T> {
         lock(&self.line).waiting
     }
 
-    /// Changes the capacity. A cut takes effect as requests leave, before any waiter enters.
-    pub(crate) fn set_capacity(&self, capacity: usize) {
+    /// Changes the capacity, and whether it is only pretended, if `still` holds under the lock of
+    /// the line. A cut takes effect as requests leave, before any waiter enters.
+    pub(crate) fn set(
+        &self,
+        capacity: usize,
+        pretended: bool,
+        still: impl FnOnce() -> bool,
+    ) -> bool {
+        let line = lock(&self.line);
+        if !still() {
+            return false;
+        }
         self.update(|level| Some(level.with_capacity(capacity)));
+        self.is_pretended.store(pretended, Ordering::Release);
+        drop(line);
         self.serve();
+        true
     }
 
     /// Hands every free slot to whose turn it is.
@@ -221,6 +248,10 @@ impl<T: Ticket> Pool<T> {
         Level(self.level.fetch_add(1, Ordering::AcqRel))
     }
 
+    fn is_pretended(&self) -> bool {
+        self.is_pretended.load(Ordering::Acquire)
+    }
+
     /// Gives a slot back if nobody waits.
     fn give_back_in_passing(&self) -> bool {
         self.update(|level| (!level.is_crowded()).then(|| level.left()))
@@ -273,12 +304,20 @@ impl<T: Ticket> Share<T> {
         self.owner.as_ref()
     }
 
+    /// The refusals of requests that were kept out by what all share.
+    pub(crate) fn refusals(&self) -> &Backoff {
+        &self.pool.refusals
+    }
+
     /// Takes both slots, or neither. One exchange more than without a pool if nobody waits.
     pub(crate) fn try_enter(&self, gate: &Gate, places: usize) -> Answer {
+        if let Some(entered) = self.enter_pretended(gate) {
+            return Answer::Entered(entered);
+        }
         if gate.word().admits_own() && self.pool.try_take() {
-            if gate.enter_own() {
+            if let Some(word) = gate.enter_own() {
                 self.count_in();
-                return Answer::Entered;
+                return Answer::Entered(word.into());
             }
             // Another request of the tenant was quicker.
             if self.pool.give_back().is_crowded() {
@@ -287,7 +326,7 @@ impl<T: Ticket> Share<T> {
         }
         let word = gate.word();
         if word.refuses(places) {
-            return Answer::Full(word);
+            return Answer::Refused(word);
         }
         if places > 0 {
             return Answer::MayWait;
@@ -300,11 +339,8 @@ impl<T: Ticket> Share<T> {
         loop {
             let mut line = lock(&self.pool.line);
             match self.decide(&mut line, gate) {
-                Verdict::Entered => return Answer::Entered,
-                Verdict::Waits(word) if word.has_room() => {
-                    return Answer::AtCapacity(word);
-                }
-                Verdict::Waits(word) => return Answer::Full(word),
+                Verdict::Entered(entered) => return Answer::Entered(entered),
+                Verdict::Waits(word) => return Answer::Refused(word),
                 Verdict::Owed => drop(line),
             }
             self.pool.serve();
@@ -319,12 +355,12 @@ impl<T: Ticket> Share<T> {
             let mut line = lock(&self.pool.line);
             self.pool.crowd();
             match self.decide(&mut line, gate) {
-                Verdict::Entered => {
+                Verdict::Entered(entered) => {
                     self.pool.calm(&mut line);
                     drop(line);
                     // Should its drop panic, the slots must not be lost.
                     contain(|| drop(waker));
-                    return Joined::Entered;
+                    return Joined::Entered(entered);
                 }
                 Verdict::Waits(word) if word.refuses(places) || word.waiting() >= places => {
                     self.pool.calm(&mut line);
@@ -375,7 +411,7 @@ impl<T: Ticket> Share<T> {
             displaced.wake();
             ticket.displaced();
         }
-        Joined::Waiting(waiter)
+        Joined::Waiting(waiter, word)
     }
 
     /// Takes the newest waiter of whoever has most waiting out of the line, unless that is the
@@ -398,10 +434,12 @@ impl<T: Ticket> Share<T> {
         if !word.admits_own() {
             return Verdict::Waits(word);
         }
-        if gate.enter_dry().is_some() {
-            self.pool.take_anyway();
-            self.count_among(line, gate);
-            return Verdict::Entered;
+        if self.pool.is_pretended() {
+            if let Some(word) = gate.enter_dry() {
+                let level = self.pool.take_anyway();
+                self.count_among(line, gate);
+                return Verdict::Entered(level.entered_anyway(word));
+            }
         }
         if line.fair.next().is_some() {
             return match self.pool.level().has_room() {
@@ -412,12 +450,12 @@ impl<T: Ticket> Share<T> {
         if !self.pool.take() {
             return Verdict::Waits(word);
         }
-        if !gate.enter_own() {
+        let Some(word) = gate.enter_own() else {
             self.pool.give_back();
             return Verdict::Owed;
-        }
+        };
         self.count_among(line, gate);
-        Verdict::Entered
+        Verdict::Entered(word.into())
     }
 
     /// Counts a request that has just entered, among those who wait if anybody does.
@@ -455,10 +493,15 @@ impl<T: Ticket> Share<T> {
         abandoned
     }
 
-    /// See [`Gate::set_limit`].
-    pub(crate) fn set_limit(&self, gate: &Gate, rule: Rule, still: impl FnOnce() -> bool) -> bool {
+    /// See [`Gate::change`].
+    pub(crate) fn change(
+        &self,
+        gate: &Gate,
+        change: impl Fn(Word) -> Word,
+        still: impl FnOnce() -> bool,
+    ) -> bool {
         let mut line = lock(&self.pool.line);
-        let Some(refused) = gate.set_limit(rule, still) else {
+        let Some(refused) = gate.change(change, still) else {
             return false;
         };
         let released = self.release_dry(gate);
@@ -473,11 +516,11 @@ impl<T: Ticket> Share<T> {
         true
     }
 
-    /// Lets all in who wait, whatever the capacity, if the limit is only pretended. The caller holds
-    /// the lock of the line.
+    /// Lets all in who wait, whatever the capacity, if all limits are only pretended. The caller
+    /// holds the lock of the line.
     fn release_dry(&self, gate: &Gate) -> Vec<Arc<Waiter>> {
         let mut released = Vec::new();
-        while gate.word().is_dry() {
+        while self.pool.is_pretended() && gate.word().is_dry() {
             let Some(waiter) = gate.grant() else { break };
             self.pool.take_anyway();
             self.count_in();
@@ -486,15 +529,18 @@ impl<T: Ticket> Share<T> {
         released
     }
 
-    /// Takes a slot of the pool, full or not, for a request that has one of its tenant. `true` if
-    /// the pool had room.
-    pub(crate) fn enter_dry(&self, gate: &Gate) -> bool {
+    /// Takes both slots, whatever the limits, if both are only pretended.
+    fn enter_pretended(&self, gate: &Gate) -> Option<Entered> {
+        if !self.pool.is_pretended() {
+            return None;
+        }
+        let word = gate.enter_dry()?;
         let level = self.pool.take_anyway();
         match level.is_crowded() {
             true => self.count_among(&mut lock(&self.pool.line), gate),
             false => self.count_in(),
         }
-        level.has_room() && !level.is_crowded()
+        Some(level.entered_anyway(word))
     }
 
     /// See [`Gate::close`].

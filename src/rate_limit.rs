@@ -14,8 +14,7 @@ pub(crate) fn is_name(name: &str) -> bool {
 }
 
 /// Tells how many requests a tenant may have in flight, and how many more.
-pub(crate) fn admitted(headers: &mut HeaderMap, name: &str, limit: usize, in_flight: usize) {
-    let remaining = limit.saturating_sub(in_flight);
+pub(crate) fn admitted(headers: &mut HeaderMap, name: &str, limit: usize, remaining: usize) {
     append(headers, POLICY, policy(name, limit));
     append(headers, SERVICE, format!("\"{name}\";r={remaining}"));
 }

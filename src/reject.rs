@@ -8,17 +8,21 @@ use std::{error, fmt, time::Duration};
 pub enum RejectReason {
     /// The tenant has as many requests in flight as its limit allows, and this one would not wait.
     AtLimit,
-    /// The tenant is at its limit, and as many of its requests wait as the queue holds.
+    /// The tenant is at its limit, and as many of its requests wait as its queue holds.
     QueueFull,
-    /// The request waited as long as the overflow policy allows.
+    /// The request waited as long as the overflow policy allows, and its tenant is at its limit.
     WaitExpired,
     /// The limit of the tenant is 0.
     Paused,
-    /// The shared capacity is in use, and this request would not wait.
+    /// The shared capacity is in use, and this request would not wait. Its tenant is below its limit.
     AtCapacity,
-    /// As many requests wait as the queue of the shared capacity holds, and no other tenant has
-    /// more of them for its weight.
+    /// The shared capacity is in use, and the request finds no place to wait for it: the queue of its
+    /// tenant is full, or that of the capacity is, and no other tenant has more waiting for its
+    /// weight.
     CapacityQueueFull,
+    /// The request waited as long as the overflow policy allows, and what it waited for at the end
+    /// was the shared capacity.
+    CapacityWaitExpired,
     /// The limiter was closed.
     Closed,
     /// As many tenants are tracked as `max_tenants` allows, and all that were looked at are in use.
@@ -41,6 +45,7 @@ impl RejectReason {
             Self::Paused => "paused",
             Self::AtCapacity => "at_capacity",
             Self::CapacityQueueFull => "capacity_queue_full",
+            Self::CapacityWaitExpired => "capacity_wait_expired",
             Self::Closed => "closed",
             Self::TableFull => "table_full",
             Self::MissingTenant => "missing_tenant",
@@ -50,13 +55,14 @@ impl RejectReason {
 
     /// All there are, in the order of their declaration.
     #[cfg(feature = "metrics")]
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::AtLimit,
         Self::QueueFull,
         Self::WaitExpired,
         Self::Paused,
         Self::AtCapacity,
         Self::CapacityQueueFull,
+        Self::CapacityWaitExpired,
         Self::Closed,
         Self::TableFull,
         Self::MissingTenant,
@@ -72,6 +78,14 @@ impl RejectReason {
         )
     }
 
+    /// What all tenants share was short: the tenant is below its own limit.
+    pub(crate) const fn is_of_capacity(self) -> bool {
+        matches!(
+            self,
+            Self::AtCapacity | Self::CapacityQueueFull | Self::CapacityWaitExpired
+        )
+    }
+
     const fn sentence(self) -> &'static str {
         match self {
             Self::AtLimit => "the tenant has too many requests in flight",
@@ -80,6 +94,7 @@ impl RejectReason {
             Self::Paused => "the tenant is paused",
             Self::AtCapacity => "the service has too many requests in flight",
             Self::CapacityQueueFull => "the service has too many requests waiting",
+            Self::CapacityWaitExpired => "the request waited too long for a slot of the service",
             Self::Closed => "the service takes no new requests",
             Self::TableFull => "too many tenants are active",
             Self::MissingTenant => "the request names no tenant",
@@ -105,6 +120,8 @@ pub struct Rejected {
     in_flight: u32,
     waiting: u32,
     retry_after: Option<u8>,
+    // Whether the figures are those of an entry.
+    of_tracked: bool,
 }
 
 impl Rejected {
@@ -115,6 +132,7 @@ impl Rejected {
             in_flight: 0,
             waiting: 0,
             retry_after: None,
+            of_tracked: false,
         }
     }
 
@@ -124,6 +142,7 @@ impl Rejected {
             limit: limit as u32,
             in_flight: in_flight as u32,
             waiting: waiting as u32,
+            of_tracked: true,
             ..self
         }
     }
@@ -133,6 +152,12 @@ impl Rejected {
             retry_after: Some(seconds),
             ..self
         }
+    }
+
+    /// Whether the tenant was tracked when the request was refused.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn is_of_tracked(&self) -> bool {
+        self.of_tracked
     }
 
     /// Returns why the request was refused.

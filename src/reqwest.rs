@@ -8,6 +8,7 @@ use crate::{
     body_errors::BodyErrors,
     error::{BoxError, Error},
     face::Face,
+    length::Asked,
     observe::Ending,
     permit::Permit,
     reject::Rejected,
@@ -53,10 +54,8 @@ pub(crate) fn held_by_body<E>(
 fn hold(response: Response, permit: Permit) -> Response {
     let url = response.url().clone();
     let response = http::Response::<Body>::from(response);
-    respond(
-        response.map(|body| ResponseBody::new(body, Some(Slot::Sole(permit)))),
-        url,
-    )
+    let slot = Some(Slot::Sole(permit));
+    respond(ResponseBody::hold(response, Asked::default(), slot), url)
 }
 
 /// Makes a response from `url` for callers of reqwest.

@@ -10,7 +10,7 @@ use reqwest_middleware::{Error, Middleware, Next};
 use crate::{
     acquire::Acquire,
     http::{Hold, Problem, refusal},
-    key::NoTenant,
+    key::{IntoTenant, NoTenant},
     limiter::TenantLimiter,
     missing::MissingTenant,
     observe::Ending,
@@ -78,18 +78,22 @@ pub struct TenantMiddleware<K> {
     responds: bool,
 }
 
-type Extract<K> = Box<dyn Fn(&Request, &Extensions) -> Option<K> + Send + Sync>;
+type Extract<K> = Box<dyn Fn(&Request, &Extensions) -> Result<K, NoTenant> + Send + Sync>;
 
 impl<K> TenantMiddleware<K> {
     /// Makes a middleware that takes permits of `limiter` for the tenants that `extract` takes out
-    /// of a request and the extensions that go with it.
+    /// of a request and the extensions that go with it: a closure that returns `Option<K>`, or
+    /// `Result<K, NoTenant>`, which can say that a tenant is invalid.
     ///
     /// Requests that wait do so as the [`Overflow`](crate::Overflow) of this handle of the limiter
     /// says.
-    pub fn new<F>(limiter: TenantLimiter<K>, extract: F) -> Self
+    pub fn new<F, A>(limiter: TenantLimiter<K>, extract: F) -> Self
     where
-        F: Fn(&Request, &Extensions) -> Option<K> + Send + Sync + 'static,
+        F: Fn(&Request, &Extensions) -> A + Send + Sync + 'static,
+        A: IntoTenant<Key = K>,
     {
+        let extract =
+            move |req: &Request, extensions: &Extensions| extract(req, extensions).into_tenant();
         Self {
             limiter,
             extract: Box::new(extract),
@@ -133,7 +137,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantMiddleware<K> {
         req: &Request,
         extensions: &Extensions,
     ) -> Result<Option<Permit>, Rejected> {
-        let tenant = (self.extract)(req, extensions).ok_or(NoTenant::Missing);
+        let tenant = (self.extract)(req, extensions);
         match decide(&self.limiter, self.missing, tenant.map(Cow::Owned))? {
             Passage::Open(permit) => Ok(permit),
             Passage::Waits(held) => {
@@ -173,7 +177,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Middleware for TenantMiddlewa
             Ok(permit) => permit,
             Err(rejected) => return self.refuse(&req, rejected),
         };
-        let result = next.run(req, extensions).await;
+        // Dropped by name: what is dropped at the end of a statement or scope leaks its result,
+        // and the slots that this may hold, should the drop panic.
+        let mut running = next.run(req, extensions);
+        let result = (&mut running).await;
+        drop(running);
         match self.hold {
             Hold::Body => held_by_body(result, permit),
             Hold::Head => {

@@ -104,7 +104,10 @@ where
             }
             Err(rejected) => {
                 drop(readied);
-                ResponseFuture::refused(face.refuse(&req, rejected))
+                let answer = face.refuse(&req, rejected);
+                // Not at the end of the scope, where its panic would leak the answer.
+                drop(req);
+                ResponseFuture::refused(answer)
             }
         }
     }
@@ -114,7 +117,8 @@ where
 ///
 /// If it is not called, because the request is not admitted or code of the user panicked, a clone
 /// takes its place: it may hold something, such as a slot of a shared limit, and the caller may
-/// leave the service alone after the call for as long as it likes.
+/// leave the service alone after the call for as long as it likes. That may be while a panic
+/// unwinds, so that none may come of it.
 struct Readied<'s, S: Clone>(&'s mut S);
 
 impl<S: Clone> Readied<'_, S> {
@@ -131,7 +135,7 @@ impl<S: Clone> Readied<'_, S> {
 impl<S: Clone> Drop for Readied<'_, S> {
     fn drop(&mut self) {
         if let Some(unready) = contain(|| self.0.clone()) {
-            *self.0 = unready;
+            contain(|| *self.0 = unready);
         }
     }
 }

@@ -1,9 +1,6 @@
 //! A permit that the work a handler leaves behind can keep.
 
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
-};
+use std::{fmt, sync::Arc};
 
 use crate::{observe::Ending, permit::Permit};
 
@@ -18,7 +15,7 @@ use crate::{observe::Ending, permit::Permit};
 #[derive(Clone)]
 #[must_use = "the slot is kept only while the handle lives"]
 pub struct SharedPermit {
-    _lease: Arc<Lease>,
+    _permit: Arc<Permit>,
     _outer: Option<Arc<SharedPermit>>,
 }
 
@@ -26,15 +23,12 @@ impl SharedPermit {
     /// Shares a permit between a request and its handle, which takes the place of one of a layer
     /// further out, and keeps that too.
     pub(crate) fn new(permit: Permit, outer: Option<SharedPermit>) -> (Slot, Self) {
-        let lease = Arc::new(Lease {
-            permit: Some(permit),
-            ending: OnceLock::new(),
-        });
+        let permit = Arc::new(permit);
         let handle = Self {
-            _lease: Arc::clone(&lease),
+            _permit: Arc::clone(&permit),
             _outer: outer.map(Arc::new),
         };
-        (Slot::Shared(lease), handle)
+        (Slot::Shared(permit), handle)
     }
 }
 
@@ -44,45 +38,26 @@ impl fmt::Debug for SharedPermit {
     }
 }
 
-/// A permit that is shared, and how its request has ended, if it has.
-#[derive(Debug)]
-pub(crate) struct Lease {
-    permit: Option<Permit>,
-    ending: OnceLock<Ending>,
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        if let (Some(permit), Some(ending)) = (self.permit.take(), self.ending.get()) {
-            permit.end(*ending);
-        }
-    }
-}
-
 /// What keeps the slot of a request until its response has ended.
 #[derive(Debug)]
 #[must_use = "dropping it gives the slot back, unless it is shared"]
 pub(crate) enum Slot {
     Sole(Permit),
-    Shared(Arc<Lease>),
+    Shared(Arc<Permit>),
 }
 
 impl Slot {
-    pub(crate) fn permit(&self) -> Option<&Permit> {
+    pub(crate) fn permit(&self) -> &Permit {
         match self {
-            Self::Sole(permit) => Some(permit),
-            Self::Shared(lease) => lease.permit.as_ref(),
+            Self::Sole(permit) => permit,
+            Self::Shared(permit) => permit,
         }
     }
 }
 
 /// Lets go of the slot of a request that has ended.
 pub(crate) fn end(slot: Option<Slot>, ending: Ending) {
-    match slot {
-        Some(Slot::Sole(permit)) => permit.end(ending),
-        Some(Slot::Shared(lease)) => {
-            let _ = lease.ending.set(ending);
-        }
-        None => {}
+    if let Some(slot) = slot {
+        slot.permit().mark(ending);
     }
 }

@@ -161,7 +161,7 @@ impl<K> TenantLimiter<K> {
             exempted: self.exempted(),
             missing: sum.missing,
             closed: self.is_closed(),
-            dry_run: self.shared.limits.is_dry(),
+            dry_run: self.shared.limits.overall().dry,
             would_have_refused: self.shared.home.would_refuse.load(Ordering::Relaxed),
             tenants,
         }
@@ -266,7 +266,7 @@ impl Sum {
     /// Starts with the requests that name no tenant.
     fn of<K>(shared: &Shared<K>) -> Self {
         let counts = shared.counts.load(Ordering::Relaxed).then_some(0);
-        let limit = shared.nameless_limit.load(Ordering::SeqCst);
+        let limit = shared.limits.overall().missing;
         let mut sum = Self {
             now: shared.home.now(),
             in_flight: 0,

@@ -4,18 +4,19 @@
 //! look at a shard. No code of the user runs under it but `Eq` of a tenant: hashes are computed
 //! before and kept, keys are cloned before and dropped after.
 //!
-//! An entry leaves the table only while nobody else holds it, judged under the lock that hands it
-//! out; so one tenant never has two entries.
+//! An entry leaves the table only while no request holds it, judged under the lock that hands it
+//! out; so one tenant never has two entries in use. A [`Look`] holds entries, too, but uses none, and
+//! says so in each: it keeps none of them from being evicted.
 
-use std::{borrow::Borrow, hash::Hash, time::Duration};
+use std::{borrow::Borrow, hash::Hash, mem, ops::Deref, sync::atomic::fence, time::Duration};
 
 use ahash::RandomState;
 use hashbrown::HashTable;
 
 use crate::{
-    entry::{Entry, Tracked},
+    entry::{Entry, Node, Tracked},
     observe::Event,
-    sync::{Arc, AtomicUsize, Ordering, RwLock, read, write},
+    sync::{Arc, AtomicUsize, Ordering, RwLock, into_inner, read, write},
 };
 
 /// At a million tenants a shard has 4 000, which is looked through in a fraction of a millisecond.
@@ -87,13 +88,15 @@ impl<K> Table<K> {
         self.hasher.hash_one(tenant)
     }
 
-    #[inline]
-    pub(crate) fn get<Q>(&self, hash: u64, tenant: &Q) -> Option<Arc<Tracked<K>>>
+    /// A look at the entry of a tenant, if it is tracked.
+    pub(crate) fn look_at<Q>(&self, hash: u64, tenant: &Q) -> Look<'_, K>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        find(&read(self.shard(hash)), hash, tenant).cloned()
+        let shard = self.shard(hash);
+        let entries = read(shard);
+        Look::new(shard, find(&entries, hash, tenant))
     }
 
     /// The entry of a tenant, unless `refusal` says that there is no use for it.
@@ -181,9 +184,10 @@ impl<K> Table<K> {
             match found {
                 Some((bucket, idle)) => {
                     evicted = idle && self.evict_at(shard, bucket);
-                    // The next one goes from the next shard, so that all shrink alike.
-                    let step = usize::from(evicted);
-                    hand = bucket * SHARDS + (hand + step) % SHARDS;
+                    // After one that is about to be used, or beyond it. The next one goes from the
+                    // next shard, so that all shrink alike.
+                    let bucket = bucket + usize::from(idle && !evicted);
+                    hand = bucket * SHARDS + (hand + usize::from(evicted)) % SHARDS;
                 }
                 None => {
                     hand = (hand + 1) % SHARDS;
@@ -203,7 +207,7 @@ impl<K> Table<K> {
         let Ok(mut occupied) = entries.get_bucket_entry(bucket) else {
             return false;
         };
-        if Arc::get_mut(occupied.get_mut()).is_none() {
+        if !is_unused(occupied.get_mut()) {
             return false;
         }
         let (evicted, _) = occupied.remove();
@@ -245,7 +249,7 @@ impl<K> Table<K> {
         ttl: Duration,
     ) -> Vec<Arc<Tracked<K>>> {
         let expired = |tracked: &mut Arc<Tracked<K>>| {
-            Arc::get_mut(tracked).is_some_and(|tracked| tracked.entry.has_expired(now, ttl))
+            is_unused(tracked) && tracked.entry.has_expired(now, ttl)
         };
         let evicted: Vec<_> = entries.extract_if(expired).collect();
         self.len.fetch_sub(evicted.len(), Ordering::SeqCst);
@@ -260,26 +264,73 @@ impl<K> Table<K> {
         SHARDS
     }
 
-    /// The entries, one shard after the other. Holding them keeps them tracked.
-    pub(crate) fn entries(&self) -> impl Iterator<Item = Vec<Arc<Tracked<K>>>> {
-        let entries = |shard: &Shard<K>| read(&shard.0).iter().cloned().collect();
-        self.shards.iter().map(entries)
+    /// A look at all entries, one shard after the other.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = Look<'_, K>> {
+        self.shards
+            .iter()
+            .map(|shard| Look::new(&shard.0, &*read(&shard.0)))
     }
 
-    /// An entry of one shard that is `wanted`.
-    pub(crate) fn find(
-        &self,
-        shard: usize,
-        wanted: impl Fn(&Entry) -> bool,
-    ) -> Option<Arc<Tracked<K>>> {
-        let entries = read(&self.shards[shard].0);
-        let found = entries.iter().find(|tracked| wanted(&tracked.entry));
-        found.cloned()
+    /// A look at an entry of one shard that is `wanted`, if there is one.
+    pub(crate) fn find(&self, shard: usize, wanted: impl Fn(&Entry) -> bool) -> Look<'_, K> {
+        let shard = &self.shards[shard].0;
+        let entries = read(shard);
+        Look::new(shard, entries.iter().find(|tracked| wanted(&tracked.entry)))
     }
 
     fn shard(&self, hash: u64) -> &RwLock<Entries<K>> {
         // The hash tables use the topmost and the lowest bits.
         &self.shards[(hash >> 32) as usize % SHARDS].0
+    }
+}
+
+/// Entries that are looked at and not used, so that each may be evicted meanwhile.
+pub(crate) struct Look<'t, K> {
+    shard: &'t RwLock<Entries<K>>,
+    entries: Vec<Arc<Tracked<K>>>,
+}
+
+impl<'t, K> Look<'t, K> {
+    /// The caller holds the lock of the shard for reading.
+    fn new<'e>(
+        shard: &'t RwLock<Entries<K>>,
+        entries: impl IntoIterator<Item = &'e Arc<Tracked<K>>>,
+    ) -> Self
+    where
+        K: 'e,
+    {
+        let look = |tracked: &Arc<Tracked<K>>| {
+            tracked.looks.fetch_add(1, Ordering::Relaxed);
+            Arc::clone(tracked)
+        };
+        let entries = entries.into_iter().map(look).collect();
+        Self { shard, entries }
+    }
+}
+
+impl<K> Deref for Look<'_, K> {
+    type Target = [Arc<Tracked<K>>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.entries
+    }
+}
+
+impl<K> Drop for Look<'_, K> {
+    fn drop(&mut self) {
+        let let_go = |tracked: Arc<Tracked<K>>| {
+            tracked.looks.fetch_sub(1, Ordering::Relaxed);
+            into_inner(tracked)
+        };
+        // Both figures change under the lock, so that who holds it for writing sees them agree.
+        let shard = read(self.shard);
+        let evicted: Vec<Node<_>> = mem::take(&mut self.entries)
+            .into_iter()
+            .filter_map(let_go)
+            .collect();
+        drop(shard);
+        // The tenants are the user's.
+        drop(evicted);
     }
 }
 
@@ -302,7 +353,20 @@ where
     })
 }
 
-/// The first bucket from `start` on whose entry nobody holds, or the one where the probes ended.
+/// Whether no request holds the entry. The caller holds the lock of its shard for writing, so that
+/// none can get hold of it either.
+fn is_unused<K>(tracked: &mut Arc<Tracked<K>>) -> bool {
+    if Arc::get_mut(tracked).is_some() {
+        return true;
+    }
+    let looks = tracked.looks.load(Ordering::Relaxed);
+    let is_unused = looks > 0 && Arc::strong_count(tracked) == 1 + looks;
+    // Pairs with the release of the requests that let go of it.
+    fence(Ordering::Acquire);
+    is_unused
+}
+
+/// The first bucket from `start` on whose entry is idle, or the one where the probes ended.
 fn find_idle<K>(entries: &Entries<K>, start: usize, probes: &mut usize) -> Option<(usize, bool)> {
     for bucket in start..entries.num_buckets() {
         let Some(tracked) = entries.get_bucket(bucket) else {
@@ -312,7 +376,7 @@ fn find_idle<K>(entries: &Entries<K>, start: usize, probes: &mut usize) -> Optio
             return Some((bucket, false));
         }
         *probes -= 1;
-        if Arc::strong_count(tracked) == 1 {
+        if !tracked.entry.is_busy() {
             return Some((bucket, true));
         }
     }
@@ -323,7 +387,7 @@ fn find_idle<K>(entries: &Entries<K>, start: usize, probes: &mut usize) -> Optio
 fn look_at<K>(entries: &Entries<K>, now: u64, ttl: Duration) -> (usize, bool) {
     let expired = entries
         .iter()
-        .filter(|tracked| Arc::strong_count(tracked) == 1)
+        .filter(|tracked| !tracked.entry.is_busy())
         .fold(false, |any, tracked| {
             tracked.entry.has_expired(now, ttl) | any
         });

@@ -1,10 +1,14 @@
 //! One waiting request: what was decided about it, and whom to wake.
 
-use std::task::{Context, Poll, Waker};
+use std::{
+    fmt,
+    task::{Context, Poll, Waker},
+};
 
 use crate::{
-    contain::contain,
+    contain::Contained,
     sync::{Mutex, lock},
+    wake::wake,
     word::Word,
 };
 
@@ -19,7 +23,6 @@ pub(crate) enum Outcome {
     Displaced(Word),
 }
 
-#[derive(Debug)]
 pub(crate) struct Waiter {
     // Only the lock of the queue it waits in orders a waiter among others.
     pub(crate) ticket: u64,
@@ -28,17 +31,17 @@ pub(crate) struct Waiter {
     state: Mutex<State>,
 }
 
-#[derive(Debug)]
 struct State {
     outcome: Option<Outcome>,
-    waker: Option<Waker>,
+    // A panic of its drop must neither fail the request nor keep the next one from being told.
+    waker: Option<Contained<Waker>>,
 }
 
 impl Waiter {
     pub(crate) fn new(ticket: u64, since: u64, waker: Waker) -> Self {
         let state = State {
             outcome: None,
-            waker: Some(waker),
+            waker: Some(Contained::new(waker)),
         };
         Self {
             ticket,
@@ -55,8 +58,8 @@ impl Waiter {
     /// Wakes whoever polled last. Takes no lock of a queue: wakers are code of the user.
     pub(crate) fn wake(&self) {
         let waker = lock(&self.state).waker.take();
-        if let Some(waker) = waker {
-            contain(|| waker.wake());
+        if let Some(waker) = waker.and_then(Contained::take) {
+            wake(waker);
         }
     }
 
@@ -64,7 +67,7 @@ impl Waiter {
         if self.is_up_to_date(cx.waker()) {
             return Poll::Pending;
         }
-        let fresh = cx.waker().clone();
+        let fresh = Contained::new(cx.waker().clone());
         let mut state = lock(&self.state);
         if let Some(outcome) = state.outcome {
             drop(state);
@@ -83,6 +86,15 @@ impl Waiter {
 
     fn is_up_to_date(&self, waker: &Waker) -> bool {
         let state = lock(&self.state);
-        state.outcome.is_none() && state.waker.as_ref().is_some_and(|own| own.will_wake(waker))
+        let own = state.waker.as_ref().and_then(Contained::get);
+        state.outcome.is_none() && own.is_some_and(|own| own.will_wake(waker))
+    }
+}
+
+impl fmt::Debug for Waiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waiter")
+            .field("ticket", &self.ticket)
+            .finish_non_exhaustive()
     }
 }

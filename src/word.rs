@@ -81,6 +81,12 @@ impl Word {
         self.0 & DRY != 0
     }
 
+    /// The limit is 0 and meant.
+    #[inline]
+    pub(crate) fn is_paused(self) -> bool {
+        self.limit() == 0 && !self.is_dry()
+    }
+
     /// Nothing is in flight, nor about to be.
     #[inline]
     pub(crate) fn is_idle(self) -> bool {
@@ -107,9 +113,7 @@ impl Word {
     /// A newcomer may neither enter nor join a queue of `queue` places.
     #[inline]
     pub(crate) fn refuses(self, queue: usize) -> bool {
-        self.is_closed()
-            || (self.limit() == 0 && !self.is_dry())
-            || (!self.has_room() && self.waiting() >= queue)
+        self.is_closed() || self.is_paused() || (!self.has_room() && self.waiting() >= queue)
     }
 
     /// A release from here concerns nobody but the releaser.
@@ -135,12 +139,20 @@ impl Word {
     }
 
     pub(crate) fn with_rule(self, rule: Rule) -> Self {
-        let dry = if rule.dry { DRY } else { 0 };
-        Self(self.0 & !DRY | dry).with_limit(rule.limit)
+        self.with_dry(rule.dry).with_limit(rule.limit)
+    }
+
+    pub(crate) fn with_dry(self, dry: bool) -> Self {
+        Self(self.0 & !DRY | if dry { DRY } else { 0 })
     }
 
     fn with_limit(self, limit: usize) -> Self {
         Self(self.0 & !LIMIT | (limit.min(MAX) as u64) << (2 * BITS))
+    }
+
+    /// With a limit of 0 that is only pretended.
+    pub(crate) fn without_limit(self) -> Self {
+        self.with_dry(true).with_limit(0)
     }
 
     pub(crate) fn without_waiting(self) -> Self {

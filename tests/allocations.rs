@@ -27,7 +27,7 @@ use tokio::runtime::Builder;
 use tower::{Layer, Service, service_fn};
 use tower_tenant::{
     Event, Hold, MissingTenant, Overflow, Permit, RejectReason, TenantConcurrencyLayer,
-    TenantLimiter, borrowed, extension, header,
+    TenantLimiter, borrowed, extension, header, host, try_borrowed,
 };
 
 /// Counts the allocations of each thread.
@@ -191,6 +191,41 @@ fn a_header_costs_no_allocation() {
         probe(layer.limiter(), "a tenant with a name".to_owned(), 1, 2);
         forget_all(layer.limiter());
     });
+}
+
+#[test]
+fn a_host_in_its_shortest_form_costs_no_allocation() {
+    let layer = TenantConcurrencyLayer::<String, _>::new(1, host());
+    let service = layer.layer(service_fn(done::<Request<&'static str>>));
+    for (uri, header, name) in [
+        ("http://acme.example:443/", "acme.example.", "acme.example"),
+        ("/", "acme.example:80", "acme.example"),
+        ("/", "[2001:db8::1]:80", "[2001:db8::1]"),
+    ] {
+        let request = || {
+            let request = Request::builder().uri(uri).header("host", header);
+            request.body("").unwrap()
+        };
+        let requests = || (0..101).map(|_| request()).collect();
+        assert_eq!(cost(service.clone(), requests(), true), 0, "{header}");
+        let permit = fill(layer.limiter(), name);
+        assert_eq!(cost(service.clone(), requests(), false), 0, "{header}");
+        drop(permit);
+    }
+    probe(layer.limiter(), "acme.example".to_owned(), 1, 2);
+    forget_all(layer.limiter());
+}
+
+#[test]
+fn a_borrowed_name_that_may_be_invalid_costs_no_allocation() {
+    let extract = try_borrowed(|req: &Request<&'static str>| Ok(*req.body()));
+    let layer = TenantConcurrencyLayer::<String, _>::new(1, extract);
+    let service = layer.layer(service_fn(done::<Request<&'static str>>));
+    assert_eq!(cost(service.clone(), requests(), true), 0, "admitted");
+    let permit = fill(layer.limiter(), "a tenant with a name");
+    assert_eq!(cost(service, requests(), false), 0, "refused");
+    drop(permit);
+    forget_all(layer.limiter());
 }
 
 #[test]

@@ -56,6 +56,7 @@ table! {
     Exempt = Exempt<FromHeader, Predicate>: Send Sync Unpin Clone Debug;
     FromExtension = FromExtension<Cell<u8>>: Send Sync Unpin Clone Debug;
     FromHeader = FromHeader: Send Sync Unpin Clone Debug;
+    FromHost = FromHost: Send Sync Unpin Clone Debug;
     Hold = Hold: Send Sync Unpin Copy Debug;
     Http = Http: Send Sync Unpin Clone Debug;
     Left = Left: Send Sync Unpin Copy Debug;
@@ -79,6 +80,7 @@ table! {
     TenantConcurrencyLayer = Layer<Http>: Send Sync Unpin Clone Debug;
     TenantLimiter = TenantLimiter<String>: Send Sync Unpin Clone Debug;
     TenantSnapshot = TenantSnapshot<String>: Send Sync Unpin Clone Debug;
+    TryBorrowed = TryBorrowed<fn(&String) -> Result<&str, NoTenant>, str>: Send Sync Unpin Clone Debug;
 }
 
 /// Types of features that are off by default.
@@ -123,7 +125,13 @@ mod leaves {
     ];
 }
 
-const TRAITS: &[&str] = &["ExtractTenant", "Face", "Observer", "OnReject"];
+const TRAITS: &[&str] = &[
+    "ExtractTenant",
+    "Face",
+    "IntoTenant",
+    "Observer",
+    "OnReject",
+];
 
 #[test]
 fn every_public_type_is_in_the_table() {

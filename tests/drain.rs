@@ -183,7 +183,11 @@ fn nobody_slips_in_and_nobody_who_waits_is_lost_while_threads_race_with_the_clos
                 let closed = thread::spawn(move || closing.close_to_newcomers());
                 for request in requests {
                     let refused = soon(request).await.unwrap();
-                    let expected = [RejectReason::Closed, RejectReason::QueueFull];
+                    let expected = [
+                        RejectReason::Closed,
+                        RejectReason::QueueFull,
+                        RejectReason::CapacityQueueFull,
+                    ];
                     assert!(
                         refused.is_none_or(|reason| expected.contains(&reason)),
                         "{refused:?}"

@@ -282,3 +282,124 @@ fn a_refusal_is_one_again_when_it_is_over() {
     assert_eq!(reason(refused), RejectReason::AtLimit);
     assert_eq!(limiter.would_have_refused(), 1);
 }
+
+/// How many requests of a flood and of a victim are served in four seconds, by a shared capacity that
+/// is never exceeded.
+async fn served_beside_a_flood(is_dry: bool) -> [usize; 2] {
+    let limiter = TenantLimiter::<Tenant>::new(4)
+        .capacity(4)
+        .overflow(Overflow::queue(1_000).max_wait(Duration::MAX))
+        .evictor(manual(Duration::ZERO));
+    limiter.set_dry_run_of(&"flood", is_dry);
+    let served: Arc<Mutex<[usize; 2]>> = Arc::default();
+    let running = Arc::new(Mutex::new((0_usize, 0_usize)));
+    let worker = |tenant: Tenant, index: usize| {
+        let (limiter, served, running) = (limiter.clone(), served.clone(), running.clone());
+        async move {
+            loop {
+                let permit = limiter.acquire(&tenant).await.unwrap();
+                {
+                    let mut running = running.lock().unwrap();
+                    running.0 += 1;
+                    running.1 = running.1.max(running.0);
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                running.lock().unwrap().0 -= 1;
+                drop(permit);
+                served.lock().unwrap()[index] += 1;
+            }
+        }
+    };
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..200 {
+        tasks.spawn(worker("flood", 0));
+    }
+    tasks.spawn(worker("victim", 1));
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    tasks.shutdown().await;
+    assert_eq!(running.lock().unwrap().1, 4, "the capacity is meant");
+    limiter.set_dry_run_of(&"flood", false);
+    probe(&limiter, "flood", 4, 2);
+    *served.lock().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_dry_run_of_one_tenant_costs_the_others_none_of_the_capacity() {
+    let [_, meant] = served_beside_a_flood(false).await;
+    let [flood, victim] = served_beside_a_flood(true).await;
+    assert!(
+        100 * victim >= 95 * meant,
+        "{victim}, not {meant}, beside {flood}"
+    );
+}
+
+#[test]
+fn a_dry_run_that_ends_asks_nothing_and_restores_the_limits_that_were_in_force() {
+    let asked = Arc::new(AtomicBool::new(false));
+    let limits = Arc::clone(&asked);
+    let limiter = TenantLimiter::new(tower_tenant::Limits::by(move |_: &Tenant| {
+        assert!(!limits.swap(true, Ordering::SeqCst), "asked again");
+        1
+    }));
+    drop(limiter.try_acquire(&"T").unwrap());
+    limiter.set_dry_run(true);
+    limiter.set_dry_run(false);
+    limiter.set_dry_run_of(&"T", true);
+    limiter.set_dry_run_of(&"T", false);
+    limiter.clear_dry_run_of(&"T");
+    probe(&limiter, "T", 1, 1);
+}
+
+#[test]
+fn a_function_that_panics_while_settings_end_a_dry_run_leaves_the_tenant_limited() {
+    let panics = Arc::new(AtomicBool::new(false));
+    let limits = Arc::clone(&panics);
+    let limiter = TenantLimiter::new(tower_tenant::Limits::by(move |_: &Tenant| {
+        assert!(!limits.swap(false, Ordering::SeqCst), "once");
+        1
+    }));
+    limiter.set_limit(&"T", 2);
+    limiter.set_dry_run_of(&"T", true);
+    drop(limiter.try_acquire(&"T").unwrap());
+    panics.store(true, Ordering::SeqCst);
+    let apply = || limiter.apply(tower_tenant::Settings::default());
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(apply));
+    assert!(panic.is_err());
+    probe(&limiter, "T", 2, 1);
+}
+
+#[test]
+fn a_request_is_counted_once_whatever_stands_against_it() {
+    for pause in [false, true] {
+        let (limiter, told) = limiter(1, 0);
+        let limiter = limiter.capacity(1).max_tenants(1);
+        limiter.set_dry_run(true);
+        if pause {
+            limiter.pause(&"U");
+        }
+        let first = limiter.try_acquire(&"T").unwrap();
+        let second = limiter.try_acquire(&"U").unwrap();
+        assert_eq!(take(&told), [Some(RejectReason::TableFull)]);
+        assert_eq!(limiter.would_have_refused(), 1);
+        drop((first, second));
+        assert_eq!(limiter.capacity_stats().unwrap().in_flight, 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pretended_refusals_raise_no_hint() {
+    let limiter = TenantLimiter::<Tenant>::new(1).evictor(manual(Duration::MAX));
+    limiter.set_dry_run(true);
+    let held = limiter.try_acquire(&"T").unwrap();
+    for _ in 0..60 {
+        for _ in 0..10 {
+            drop(limiter.try_acquire(&"T").unwrap());
+        }
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(limiter.would_have_refused(), 600);
+    limiter.set_dry_run(false);
+    let refused = limiter.try_acquire(&"T").unwrap_err();
+    assert_eq!(refused.retry_after(), Some(Duration::from_secs(1)));
+    drop(held);
+}

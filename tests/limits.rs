@@ -5,20 +5,22 @@ mod support;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
-use support::{Gate, Tenant, call, forget_idle, probe, reason, tenant_of, wind_up};
+use support::{
+    Gate, Tenant, call, forget_all, forget_idle, manual, probe, reason, tenant_of, wind_up,
+};
 use tokio_test::{
     assert_pending, assert_ready, assert_ready_ok,
     task::{self, Spawn},
 };
 use tower::Layer;
 use tower_tenant::{
-    Evictor, Limits, MissingTenant, Overflow, Permit, RejectReason, Rejected,
+    Event, Evictor, Limits, MissingTenant, Overflow, Permit, RejectReason, Rejected,
     TenantConcurrencyLayer, TenantLimiter,
 };
 
@@ -538,4 +540,98 @@ fn a_drained_limiter_may_get_busy_again_and_be_drained_again() {
     assert_ready!(drain_all.poll());
     drop(drain_all);
     wind_up(&limiter, "T", 1, 0);
+}
+
+/// What a limiter has told of which tenant.
+type Told = Arc<Mutex<Vec<(u64, Event)>>>;
+
+/// A limiter that lets even tenants have one request and odd ones none, and what it is told.
+fn odd_have_nothing() -> (TenantLimiter<u64>, Told) {
+    let told = Told::default();
+    let log = Arc::clone(&told);
+    let note = move |tenant: Option<&u64>, event: Event| {
+        log.lock().unwrap().extend(tenant.map(|id| (*id, event)));
+    };
+    let limits = Limits::by(|id: &u64| usize::from(id % 2 == 0));
+    let limiter = TenantLimiter::new(limits).evictor(manual(Duration::ZERO));
+    (limiter.observer(note), told)
+}
+
+// KE1
+#[tokio::test]
+async fn a_newcomer_that_may_have_nothing_is_refused_and_leaves_nothing_behind() {
+    let (limiter, told) = odd_have_nothing();
+    let queueing = limiter.clone().overflow(Overflow::queue(4));
+    for id in (1..2_000).step_by(2) {
+        for rejected in [
+            limiter.try_acquire(&id).unwrap_err(),
+            queueing.acquire(&id).await.unwrap_err(),
+        ] {
+            assert_eq!(rejected.reason(), RejectReason::Paused);
+            assert_eq!((rejected.limit(), rejected.in_flight()), (0, 0));
+            assert!(rejected.retry_after().is_some());
+        }
+    }
+    assert_eq!(limiter.tracked(), 0);
+    let told = std::mem::take(&mut *told.lock().unwrap());
+    assert_eq!(told.len(), 2_000);
+    let refused =
+        |(id, event): &(u64, Event)| id % 2 == 1 && matches!(event, Event::Refused { .. });
+    assert!(told.iter().all(refused), "each refusal, and nothing else");
+    probe(&limiter, 2, 1, 1);
+    forget_all(&limiter);
+}
+
+// KE1
+#[tokio::test(start_paused = true)]
+async fn newcomers_that_may_have_nothing_are_asked_to_stay_away_longer_while_they_go_on() {
+    let (limiter, _) = odd_have_nothing();
+    let mut hints = Vec::new();
+    for id in 0..10_000 {
+        let rejected = limiter.try_acquire(&(2 * id + 1)).unwrap_err();
+        hints.push(rejected.retry_after().unwrap());
+        tokio::time::advance(Duration::from_millis(10)).await;
+    }
+    let sum = |hints: &[Duration]| hints.iter().sum::<Duration>();
+    assert!(4 * sum(&hints[..100]) < sum(&hints[9_900..]));
+}
+
+// KE1
+#[test]
+fn a_pause_leaves_a_tenant_tracked_or_untracked_as_it_was() {
+    let (limiter, told) = odd_have_nothing();
+    let held = limiter.try_acquire(&2).unwrap();
+    for id in [2, 4] {
+        limiter.pause(&id);
+        let rejected = limiter.try_acquire(&id).unwrap_err();
+        assert_eq!(rejected.reason(), RejectReason::Paused);
+    }
+    assert_eq!((limiter.tracked(), limiter.in_flight(&2)), (1, 1));
+    limiter.resume(&4);
+    drop((limiter.try_acquire(&4).unwrap(), held));
+    let tracked = |(_, event): &&(u64, Event)| *event == Event::Tracked;
+    let tracked: Vec<_> = told
+        .lock()
+        .unwrap()
+        .iter()
+        .filter(tracked)
+        .map(|told| told.0)
+        .collect();
+    assert_eq!(tracked, [2, 4]);
+    limiter.resume(&2);
+    probe(&limiter, 2, 1, 1);
+    forget_all(&limiter);
+}
+
+// KE1
+#[test]
+fn a_newcomer_that_would_have_nothing_is_admitted_and_tracked_in_a_dry_run() {
+    let (limiter, _) = odd_have_nothing();
+    limiter.set_dry_run_of(&1, true);
+    let held = limiter.try_acquire(&1).unwrap();
+    assert_eq!((limiter.tracked(), limiter.in_flight(&1)), (1, 1));
+    assert!(limiter.try_acquire(&3).is_err());
+    assert_eq!(limiter.tracked(), 1);
+    drop(held);
+    forget_all(&limiter);
 }

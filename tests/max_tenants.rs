@@ -267,3 +267,81 @@ fn no_request_evicts_a_whole_crowd() {
     let _ = limiter.try_acquire(&100_000);
     assert!(limiter.tracked() >= 100_000 - 1024, "{}", limiter.tracked());
 }
+
+#[test]
+fn looking_at_a_limiter_refuses_no_newcomer() {
+    let limiter = TenantLimiter::<u64>::new(1).max_tenants(1);
+    drop(hold(&limiter, 0..1));
+    support::watched(move || {
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    drop((limiter.snapshot(), limiter.set_limits(1)));
+                }
+            });
+            let refused = (1..20_000).filter_map(|tenant| reason(&limiter, tenant));
+            let refused = refused.count();
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert_eq!(refused, 0);
+        });
+        assert_eq!(limiter.tracked(), 1);
+        forget_all(&limiter);
+    });
+}
+
+#[test]
+fn a_key_that_takes_long_to_clone_for_a_snapshot_keeps_no_tenant_from_making_room() {
+    use std::sync::{Arc, Barrier};
+
+    #[derive(PartialEq, Eq, Hash)]
+    struct Key(u64, Slow);
+    #[derive(Clone)]
+    struct Slow(Arc<[Barrier; 2]>);
+    impl PartialEq for Slow {
+        fn eq(&self, _: &Self) -> bool {
+            true
+        }
+    }
+    impl Eq for Slow {}
+    impl Hash for Slow {
+        fn hash<H: Hasher>(&self, _: &mut H) {}
+    }
+    impl Clone for Key {
+        fn clone(&self) -> Self {
+            if self.0 == 0 {
+                for barrier in &*self.1.0 {
+                    barrier.wait();
+                }
+            }
+            Self(self.0, self.1.clone())
+        }
+    }
+
+    let barriers = Slow(Arc::new([Barrier::new(2), Barrier::new(2)]));
+    let limiter = TenantLimiter::<Key>::new(1).max_tenants(1);
+    let layer = tower_tenant::TenantConcurrencyLayer::with_limiter(limiter.clone(), {
+        let barriers = barriers.clone();
+        move |id: &u64| Some(Key(*id, barriers.clone()))
+    });
+    let service = tower::Layer::layer(
+        &layer,
+        tower::service_fn(|id: u64| async move { Ok::<_, std::convert::Infallible>(id) }),
+    );
+    let call = |id| {
+        let mut request = tokio_test::task::spawn(tower::ServiceExt::oneshot(service.clone(), id));
+        tokio_test::assert_ready!(request.poll()).is_ok()
+    };
+    assert!(call(0));
+    std::thread::scope(|scope| {
+        let snapshot = scope.spawn(|| limiter.snapshot().tracked);
+        barriers.0[0].wait();
+        assert!(call(1), "the tenant that is looked at makes room");
+        assert_eq!(limiter.tracked(), 1);
+        barriers.0[1].wait();
+        // Whether the newcomer is seen hangs on which shard it is in.
+        assert!((1..=2).contains(&snapshot.join().unwrap()));
+    });
+    assert!(call(2));
+    forget_all(&limiter);
+}

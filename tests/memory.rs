@@ -232,3 +232,18 @@ fn an_owner_is_forgotten_with_the_last_of_its_tenants() {
     drop(limiter);
     assert!(live().saturating_sub(before) < SLACK);
 }
+
+#[test]
+fn overrides_that_are_cleared_give_their_memory_back() {
+    let _turn = turn();
+    let limiter = TenantLimiter::<u64>::new(1);
+    let before = live();
+    for tenant in 0..50_000 {
+        limiter.pause(&tenant);
+    }
+    for tenant in 0..50_000 {
+        limiter.resume(&tenant);
+    }
+    print("paused and resumed", before);
+    assert!(live() < before + 16 * 1024);
+}

@@ -6,7 +6,7 @@ mod support;
 mod wire;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     convert::Infallible,
     net::{Ipv4Addr, SocketAddr},
     time::Duration,
@@ -17,14 +17,17 @@ use futures_util::stream;
 use http::{Request, Response};
 use http_body_util::BodyExt;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
-use support::{Gate, Tenant, forget_all, manual, until};
+use support::{Gate, Tenant, forget_all, manual, until, watched};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_tenant::{Metrics, Overflow, TenantConcurrencyLayer, TenantLimiter, TenantMetrics};
+use tower_tenant::{
+    Event, Metrics, Observer, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
+    TenantMetrics,
+};
 use wire::{Client, VERSIONS, request, serve, tenant_in};
 
 /// What a scrape says: a series and its value.
@@ -126,6 +129,7 @@ async fn every_name_of_the_table_is_scraped_before_anything_happens() {
         "paused",
         "at_capacity",
         "capacity_queue_full",
+        "capacity_wait_expired",
         "closed",
         "table_full",
         "missing_tenant",
@@ -144,7 +148,7 @@ async fn every_name_of_the_table_is_scraped_before_anything_happens() {
             .count()
     };
     let histograms = names("tower_tenant_wait_seconds") + names("tower_tenant_hold_seconds");
-    assert_eq!(scraped.len(), 7 + 1 + 2 * 10 + histograms, "{scraped:#?}");
+    assert_eq!(scraped.len(), 7 + 1 + 2 * 11 + histograms, "{scraped:#?}");
     drop(limiter);
 }
 
@@ -369,6 +373,118 @@ fn no_label_names_a_tenant_unless_asked_and_then_a_bounded_number() {
     metrics_of(20_000..20_010, &limiter);
     assert_eq!(of("t20000"), Some(1.0));
     assert_eq!(of("_other"), Some(10_000.0));
+}
+
+/// A limiter with labels for `bound` tenants, and how often which label was refused.
+fn labelling(bound: usize) -> (TenantLimiter<u64>, impl Fn(&str) -> Option<f64>) {
+    let (recorder, handle) = recorder();
+    let metrics = metrics::with_local_recorder(&recorder, || {
+        TenantMetrics::top("api", bound, |tenant: &u64| format!("t{tenant}"))
+    });
+    let limiter = TenantLimiter::new(1)
+        .evictor(manual(Duration::ZERO))
+        .observer(Recording(metrics, recorder));
+    let refused = move |label: &str| {
+        let series = "tower_tenant_tenant_refused_total";
+        let series = format!(r#"{series}{{limiter="api",tenant="{label}"}}"#);
+        parse(&handle.render()).get(&series).copied()
+    };
+    (limiter, refused)
+}
+
+/// Labels are registered wherever an event is told, on any thread.
+struct Recording(TenantMetrics<u64>, PrometheusRecorder);
+
+impl Observer<u64> for Recording {
+    fn observe(&self, tenant: Option<&u64>, event: Event) {
+        metrics::with_local_recorder(&self.1, || self.0.observe(tenant, event));
+    }
+}
+
+/// One request more than the tenant may have.
+fn crowd(limiter: &TenantLimiter<u64>, tenant: u64) {
+    let _held = limiter.try_acquire(&tenant).unwrap();
+    assert!(limiter.try_acquire(&tenant).is_err());
+}
+
+// OB3
+#[test]
+fn a_refusal_that_leaves_its_tenant_untracked_takes_no_label() {
+    let (limiter, refused) = labelling(2);
+    let refuse = |tenants: std::ops::Range<u64>, reason| {
+        for tenant in tenants {
+            let rejected = limiter.try_acquire(&tenant).unwrap_err();
+            assert_eq!(rejected.reason(), reason);
+        }
+    };
+    let limiter = limiter.clone().max_tenants(1);
+    let held = limiter.try_acquire(&0).unwrap();
+    refuse(100..120, RejectReason::TableFull);
+    drop(held);
+    let limiter = limiter.max_tenants(usize::MAX);
+    assert_eq!((refused("t100"), refused("_other")), (None, Some(20.0)));
+    limiter.set_limit(&150, 0);
+    refuse(150..151, RejectReason::Paused);
+    assert_eq!((refused("t150"), refused("_other")), (None, Some(21.0)));
+    for tenant in [1, 2, 3] {
+        crowd(&limiter, tenant);
+    }
+    assert_eq!((refused("t1"), refused("t2")), (Some(1.0), Some(1.0)));
+    assert_eq!((refused("t3"), refused("_other")), (None, Some(22.0)));
+
+    forget_all(&limiter);
+    limiter.close();
+    refuse(200..220, RejectReason::Closed);
+    assert_eq!((refused("t200"), refused("_other")), (None, Some(42.0)));
+}
+
+// OB3
+#[test]
+fn labels_are_given_up_whatever_the_order_in_which_threads_track_refuse_and_evict() {
+    watched(|| {
+        let (limiter, refused) = labelling(3);
+        std::thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                let limiter = &limiter;
+                scope.spawn(move || {
+                    for round in 0..3_000 {
+                        let tenant = (round * (thread + 1)) % 7;
+                        let held = limiter.try_acquire(&tenant);
+                        drop((limiter.try_acquire(&tenant), held));
+                        limiter.evict_idle();
+                    }
+                });
+            }
+        });
+        forget_all(&limiter);
+        for tenant in 100..103 {
+            crowd(&limiter, tenant);
+        }
+        for label in ["t100", "t101", "t102"] {
+            assert_eq!(refused(label), Some(1.0), "no label was left for {label}");
+        }
+    });
+}
+
+// OB1
+#[test]
+fn every_metric_that_is_registered_is_described() {
+    let (recorder, handle) = recorder();
+    metrics::with_local_recorder(&recorder, || {
+        drop(Metrics::new("api").hold_times());
+        drop(TenantMetrics::top("api", 1, |tenant: &u64| {
+            tenant.to_string()
+        }));
+    });
+    let text = handle.render();
+    let about = |what: &str| {
+        let lines = text.lines().filter_map(|line| line.strip_prefix(what));
+        let names = lines.filter_map(|line| line.split(' ').next());
+        names.map(str::to_owned).collect::<BTreeSet<_>>()
+    };
+    let (described, registered) = (about("# HELP "), about("# TYPE "));
+    assert_eq!(described, registered);
+    assert_eq!(registered.len(), 13, "{text}");
 }
 
 #[tokio::test]

@@ -267,7 +267,9 @@ impl Run {
     }
 
     fn arrive(&mut self, tenant: Tenant) -> u64 {
-        if !self.reference.closed && !self.tracked.contains(&tenant) {
+        // One that may have nothing is not tracked for it.
+        let may_have = self.reference.limit(tenant) > 0;
+        if may_have && !self.reference.closed && !self.tracked.contains(&tenant) {
             self.tracked.push(tenant);
         }
         self.next_id += 1;

@@ -133,10 +133,15 @@ impl Run {
                 self.permits.push((tenant, permit));
             }
             Poll::Ready(Err(rejected)) => {
-                let crowded = rejected.reason() == RejectReason::CapacityQueueFull;
                 assert!(!admits);
-                assert!(self.limit(tenant) == 0 || full || crowded);
-                assert!(!crowded || self.waiting.len() == ALL_PLACES);
+                let all_full = self.waiting.len() == ALL_PLACES;
+                let below = self.running(tenant) < self.limit(tenant);
+                match rejected.reason() {
+                    RejectReason::Paused => assert_eq!(self.limit(tenant), 0),
+                    RejectReason::QueueFull => assert!(full && !below),
+                    RejectReason::CapacityQueueFull => assert!((full && below) || all_full),
+                    reason => panic!("{reason:?}"),
+                }
             }
             Poll::Pending => {
                 assert!(!admits && !full && self.limit(tenant) > 0);

@@ -50,7 +50,9 @@ async fn the_hint_rises_though_the_first_second_was_a_big_flood() {
             hint = limiter.try_acquire(&1).unwrap_err().retry_after();
         }
     }
-    assert_eq!(hint, Some(Duration::from_secs(32)));
+    // Spread over the upper half of 32 s.
+    let hint = hint.unwrap().as_secs();
+    assert!((16..=32).contains(&hint), "{hint}");
 }
 
 struct Panics;

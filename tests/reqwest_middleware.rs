@@ -21,7 +21,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
-use http::Extensions;
+use http::{Extensions, HeaderValue};
 use receiver::Receiver;
 use reqwest::{Body, Client, Request, Response, StatusCode};
 use reqwest_middleware::{
@@ -32,7 +32,7 @@ use support::{Gate, Tenant, probe, soon, until, wind_up};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tower_tenant::{
-    Ending, Event, Hold, MissingTenant, Overflow, RejectReason, Rejected, TenantLimiter,
+    Ending, Event, Hold, MissingTenant, NoTenant, Overflow, RejectReason, Rejected, TenantLimiter,
     TenantMiddleware,
 };
 
@@ -261,6 +261,31 @@ async fn requests_without_a_tenant_pass_or_share_a_limit_by_choice() {
         assert_eq!(served.await.unwrap().unwrap(), "T");
     }
     assert_eq!(limiter.missing_stats().in_flight, 0);
+    wind_up(&limiter, "T", 1, 0);
+}
+
+// KE4
+#[tokio::test]
+async fn a_tenant_that_cannot_be_used_is_refused_though_those_without_one_pass() {
+    let (receiver, limiter) = (Receiver::start(Gate::open()).await, shedding(1));
+    let tenant = |req: &Request, _: &Extensions| {
+        let name = req.headers().get("x-tenant-id").ok_or(NoTenant::Missing)?;
+        let known = ["A", "B", "T"].into_iter().find(|tenant| name == tenant);
+        known.ok_or(NoTenant::Invalid)
+    };
+    let middleware = TenantMiddleware::new(limiter.clone(), tenant);
+    let client = builder()
+        .with(middleware.missing(MissingTenant::Bypass))
+        .build();
+    let request = client.get(receiver.url("/work"));
+    let request = request.header("x-tenant-id", HeaderValue::from_bytes(b"T\x80").unwrap());
+    let refused = request.send().await;
+    assert_eq!(reason(refused), RejectReason::InvalidTenant);
+    assert_eq!((limiter.bypassed(), limiter.tracked()), (0, 0));
+    assert_eq!(
+        text(get(&client, &receiver, "/work", "T")).await.unwrap(),
+        "T"
+    );
     wind_up(&limiter, "T", 1, 0);
 }
 

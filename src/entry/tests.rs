@@ -19,16 +19,12 @@ fn tenant(pool: &sync::Arc<Pool<Held>>, limit: usize) -> Held {
     let extra = Extra {
         share: Some(Share::new(sync::Arc::clone(pool), 1, None)),
         counts: None,
+        ..Extra::default()
     };
     let entry = Entry::new(extra, sync::Arc::new(Home::new()));
     entry.set_limit(limit, || true);
     let tenant = Tenant::new(());
-    Arc::new(Tracked {
-        hash: 0,
-        entry,
-        tenant,
-    })
-    .into()
+    Arc::new(Tracked::new(0, entry, tenant)).into()
 }
 
 fn join(tenant: &Held, places: usize) -> Joined {
@@ -43,7 +39,7 @@ fn assert_calm(pool: &Pool<Held>) {
 fn a_request_that_does_not_wait_begins_no_crowding() {
     let pool = pool(1, 0);
     let (a, b) = (tenant(&pool, 1), tenant(&pool, 1));
-    assert!(matches!(join(&a, 1), Joined::Entered));
+    assert!(matches!(join(&a, 1), Joined::Entered(_)));
     assert_calm(&pool);
     assert!(matches!(join(&a, 0), Joined::Refused(_)));
     assert_calm(&pool);
@@ -57,7 +53,7 @@ fn the_crowding_ends_with_the_last_wait_however_that_ends() {
     let ways: [Way; 4] = [
         |running, _, _| running.give_back(),
         |_, waiting, joined| match joined {
-            Joined::Waiting(waiter) => assert!(waiting.abandon(&waiter)),
+            Joined::Waiting(waiter, _) => assert!(waiting.abandon(&waiter)),
             _ => panic!("it waits"),
         },
         |_, waiting, _| assert!(waiting.set_limit(0, || true)),
@@ -66,7 +62,7 @@ fn the_crowding_ends_with_the_last_wait_however_that_ends() {
     for end in ways {
         let pool = pool(1, 1);
         let (running, waiting) = (tenant(&pool, 1), tenant(&pool, 1));
-        assert!(running.try_enter(0).is_ok_and(|entered| entered));
+        assert!(running.try_enter(0).is_ok_and(|entered| entered.is_some()));
         let joined = join(&waiting, 1);
         assert!(!pool.is_calm());
         end(&running, &waiting, joined);

@@ -2,9 +2,6 @@
 
 use crate::fair::Id;
 
-/// The slot-time by which a member is much ahead: a second, in the units of what is attained.
-pub(super) const MUCH: i128 = 1_000_000_000 << 32;
-
 /// A tenant, or an owner of tenants.
 #[derive(Debug)]
 pub(super) struct Member<T> {
@@ -19,16 +16,20 @@ pub(super) struct Member<T> {
     pub(super) waiting: usize,
     /// Has room below its own limit; for an owner: one of its tenants may be served.
     pub(super) open: bool,
+    /// How many it ran when it had no room; as many as it likes if it has run more since.
+    pub(super) limit: usize,
     /// Slot-time per weight up to `since`.
-    pub(super) attained: i128,
+    pub(super) attained: u128,
     pub(super) since: u64,
-    /// How many more than it runs it counts for: one if it has attained more than those that may
-    /// be served have on average, two if much more. As it was when last looked at.
-    pub(super) ahead: usize,
-    /// How far it was behind the pace when it could be served last.
-    pub(super) lag: i128,
-    /// Has caught up to the level and not been served since.
-    pub(super) fresh: bool,
+    /// What it will have attained if each request that runs takes as long again as one takes on
+    /// average. As it was when last looked at.
+    pub(super) due: u128,
+    /// How far it was behind the level when it was served last.
+    pub(super) lag: u128,
+    /// Whether the level of its group takes it into account.
+    pub(super) counts: bool,
+    /// The level at which it is forgotten if it wants nothing.
+    pub(super) kept: u128,
     /// When it was served last or began to wait.
     pub(super) turn: u64,
     /// When its backlog grew last.
@@ -39,45 +40,14 @@ pub(super) struct Member<T> {
 /// Where a member stands in its group.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Place {
-    /// Weight and running, of a member that wants something.
-    pub(super) active: Option<(u32, usize)>,
-    pub(super) ready: Option<Rank>,
-    /// What its peers attain when one that is ahead counts for less.
-    pub(super) ahead: Option<i128>,
+    pub(super) running: usize,
+    /// Weight and running, of a member that counts.
+    pub(super) counted: Option<(u32, usize)>,
+    /// What is due to one that may be served, and since when it has been passed.
+    pub(super) ready: Option<(u128, u64)>,
     pub(super) backlog: Option<(u64, u64)>,
-    /// What one that wants nothing has attained.
-    pub(super) idle: Option<i128>,
-}
-
-impl Place {
-    /// What one that may be served attains, and its weight.
-    pub(super) fn line(&self) -> Option<(u32, Line)> {
-        let (weight, _) = self.active?;
-        self.ready.map(|rank| (weight, rank.line))
-    }
-}
-
-/// Fewest running per weight, where one that is ahead counts one more; least attained; longest
-/// passed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Rank {
-    counted: u64,
-    pub(super) line: Line,
-    turn: u64,
-}
-
-/// What a member has attained at any time, as long as it runs what it does: as much at time 0,
-/// and so much more with each nanosecond. Members that run as much stay in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Line {
-    pub(super) rate: u64,
-    pub(super) origin: i128,
-}
-
-impl Line {
-    pub(super) fn at(self, now: u64) -> i128 {
-        self.origin + i128::from(self.rate) * i128::from(now)
-    }
+    /// The level at which one that wants nothing is forgotten.
+    pub(super) idle: Option<u128>,
 }
 
 impl<T> Member<T> {
@@ -91,11 +61,13 @@ impl<T> Member<T> {
             running,
             waiting: 0,
             open: false,
+            limit: usize::MAX,
             attained: 0,
             since,
-            ahead: 0,
+            due: 0,
             lag: 0,
-            fresh: false,
+            counts: false,
+            kept: 0,
             turn: 0,
             grown: 0,
             ticket: None,
@@ -104,7 +76,9 @@ impl<T> Member<T> {
 
     pub(super) fn advance(&mut self, now: u64) {
         let time = now.saturating_sub(self.since);
-        self.attained += i128::from(self.rate()) * i128::from(time);
+        let slot_time = slot_time(self.running, time);
+        let attained = per_weight(slot_time, u64::from(self.weight));
+        self.attained = self.attained.saturating_add(attained);
         self.since += time;
     }
 
@@ -116,7 +90,7 @@ impl<T> Member<T> {
         self.waiting += 1;
     }
 
-    /// The ticket, once nobody waits.
+    /// The ticket, once no request waits.
     pub(super) fn spare_ticket(&mut self) -> Option<T> {
         if self.waiting == 0 {
             self.ticket.take()
@@ -125,59 +99,63 @@ impl<T> Member<T> {
         }
     }
 
+    pub(super) fn is_active(&self) -> bool {
+        self.running > 0 || self.waiting > 0
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        self.waiting > 0 && self.open
+    }
+
+    pub(super) fn learn_limit(&mut self) {
+        if !self.open {
+            self.limit = self.running;
+        } else if self.running >= self.limit {
+            self.limit = usize::MAX;
+        }
+    }
+
+    /// How many slots it could use now.
+    pub(super) fn demand(&self) -> usize {
+        let wanted = self.running.saturating_add(self.waiting);
+        wanted.min(self.limit.max(self.running))
+    }
+
     pub(super) fn place(&self) -> Place {
-        let active = self.running > 0 || self.waiting > 0;
-        let waits = self.waiting > 0;
-        let ready = waits && self.open;
         Place {
-            active: active.then_some((self.weight, self.running)),
-            ready: ready.then(|| self.rank()),
-            ahead: (ready && self.ahead > 0).then(|| self.threshold()),
-            backlog: waits.then(|| (self.backlog(), self.grown)),
-            idle: (!active).then_some(self.attained),
+            running: self.running,
+            counted: self.counts.then_some((self.weight, self.running)),
+            ready: self.is_ready().then_some((self.due, self.turn)),
+            backlog: (self.waiting > 0).then(|| (self.backlog(), self.grown)),
+            idle: (!self.is_active()).then_some(self.kept),
         }
     }
 
     pub(super) fn backlog(&self) -> u64 {
-        per_weight(self.waiting, u64::from(self.weight))
+        backlog(self.waiting, self.weight)
     }
 
     pub(super) fn backlog_after_one(&self) -> u64 {
-        per_weight(self.waiting + 1, u64::from(self.weight))
-    }
-
-    /// What the others have attained on average when it is no longer as far ahead.
-    fn threshold(&self) -> i128 {
-        if self.ahead == 1 {
-            return self.attained;
-        }
-        self.attained - MUCH / i128::from(self.weight)
-    }
-
-    fn rank(&self) -> Rank {
-        let counted = self.running + self.ahead;
-        Rank {
-            counted: per_weight(counted, u64::from(self.weight)),
-            line: self.line(),
-            turn: self.turn,
-        }
-    }
-
-    pub(super) fn line(&self) -> Line {
-        let rate = self.rate();
-        Line {
-            rate,
-            origin: self.attained - i128::from(rate) * i128::from(self.since),
-        }
-    }
-
-    fn rate(&self) -> u64 {
-        per_weight(self.running, u64::from(self.weight))
+        backlog(self.waiting + 1, self.weight)
     }
 }
 
-/// A fraction in units of 2^-32, so that equal fractions are equal. Counts end at 2^31.
-pub(super) fn per_weight(count: usize, weight: u64) -> u64 {
-    let count = i32::try_from(count).unwrap_or(i32::MAX).unsigned_abs();
-    (u64::from(count) << 32) / weight
+/// Waiting requests per weight, in units of 2^-32, so that equal fractions are equal.
+fn backlog(waiting: usize, weight: u32) -> u64 {
+    (count(waiting) << 32) / u64::from(weight)
+}
+
+/// The time so many slots are held in `time`.
+pub(super) fn slot_time(slots: usize, time: u64) -> u128 {
+    u128::from(count(slots)) * u128::from(time)
+}
+
+/// Slot-time per weight, in units of 2^-32 ns. Below 2^127, for counts end at 2^31 and times at
+/// 2^64 ns.
+pub(super) fn per_weight(slot_time: u128, weight: u64) -> u128 {
+    (slot_time << 32) / u128::from(weight)
+}
+
+fn count(count: usize) -> u64 {
+    u64::from(i32::try_from(count).unwrap_or(i32::MAX).unsigned_abs())
 }

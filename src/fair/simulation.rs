@@ -21,6 +21,9 @@ pub(super) enum Rule {
     RoundRobin,
     /// Fewest running per weight, ties to the one served longest ago.
     LongestUnserved,
+    /// Fewest running per weight, ties to the least attained; a tenant that starts to want
+    /// something has attained as much as the least of those that wait.
+    LeastAttained,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +43,9 @@ pub(super) struct Tenant {
     pub(super) length: Length,
     pub(super) think: Option<Length>,
     pub(super) present: bool,
+    /// Another tenant takes its place whenever all its requests have ended, of another owner if
+    /// its owner has but one tenant.
+    pub(super) passes: bool,
 }
 
 impl Tenant {
@@ -53,6 +59,7 @@ impl Tenant {
             length: Length::Fixed(millis * MS),
             think: None,
             present: true,
+            passes: false,
         }
     }
 
@@ -91,6 +98,16 @@ impl Tenant {
     pub(super) fn owner(self, owner: usize) -> Self {
         let owner = Some(owner);
         Self { owner, ..self }
+    }
+
+    pub(super) fn passing(self) -> Self {
+        let passes = true;
+        Self { passes, ..self }
+    }
+
+    pub(super) fn think(self, millis: u64) -> Self {
+        let think = Some(Length::Random(millis * MS));
+        Self { think, ..self }
     }
 
     pub(super) fn absent(self) -> Self {
@@ -227,6 +244,8 @@ pub(super) struct Outcome {
     pub(super) idle: u64,
     /// The most members at a time.
     pub(super) members: usize,
+    /// How often the last waiter left the line.
+    pub(super) calm: usize,
 }
 
 impl Outcome {
@@ -258,11 +277,14 @@ struct State {
     since: u64,
     /// Requests that think or are on their way, wait or run.
     alive: usize,
+    /// Slot-time since it is there, or what it started from.
+    attained: u64,
 }
 
 impl State {
     fn advance(&mut self, now: u64) {
         self.held += (now - self.since) * self.running as u64;
+        self.attained += (now - self.since) * self.running as u64;
         self.since = now;
     }
 }
@@ -414,6 +436,9 @@ impl Simulation {
             return;
         }
         let free = self.running < self.setting.capacity;
+        if self.states[tenant].queue.is_empty() {
+            self.start_from_the_least(tenant);
+        }
         if free && self.open(tenant) && self.states[tenant].queue.is_empty() {
             self.outcome.waits[tenant].push(0.0);
             self.occupy(tenant);
@@ -425,6 +450,16 @@ impl Simulation {
             self.shared
                 .wait(&self.states, tenant, self.now, self.open(tenant));
         }
+    }
+
+    /// For [`Rule::LeastAttained`].
+    fn start_from_the_least(&mut self, tenant: usize) {
+        let now = self.now;
+        self.states.iter_mut().for_each(|state| state.advance(now));
+        let waiting = self.states.iter().filter(|state| !state.queue.is_empty());
+        let least = waiting.map(|state| state.attained).min().unwrap_or(0);
+        let state = &mut self.states[tenant];
+        state.attained = state.attained.max(least);
     }
 
     fn occupy(&mut self, tenant: usize) {
@@ -443,7 +478,15 @@ impl Simulation {
         self.states[tenant].running -= 1;
         self.shared.end(tenant, self.now, self.open(tenant));
         self.dispatch();
-        self.think(tenant);
+        if !self.setting.tenants[tenant].passes {
+            return self.think(tenant);
+        }
+        self.states[tenant].alive -= 1;
+        if self.states[tenant].alive == 0 {
+            self.states[tenant].attained = 0;
+            self.shared.replace(tenant);
+            self.fill(tenant);
+        }
     }
 
     fn dispatch(&mut self) {
@@ -457,6 +500,7 @@ impl Simulation {
             self.last = tenant;
             self.shared.start(tenant, self.now, self.open(tenant));
         }
+        self.outcome.calm = self.shared.calm;
         self.outcome.members = self.outcome.members.max(self.shared.fair.members.len());
     }
 
@@ -471,6 +515,15 @@ impl Simulation {
             Rule::Fair => self.shared.fair.next().map(|(_, tenant)| *tenant),
             Rule::Fifo => eligible.min_by_key(|tenant| self.states[*tenant].queue[0].1),
             Rule::RoundRobin => eligible.min_by_key(|t| (t + tenants - self.last - 1) % tenants),
+            Rule::LeastAttained => eligible.min_by(|a, b| {
+                let attained = |tenant: usize| {
+                    let weight = f64::from(self.setting.tenants[tenant].weight);
+                    self.states[tenant].attained as f64 / weight
+                };
+                fewest(*a)
+                    .total_cmp(&fewest(*b))
+                    .then(attained(*a).total_cmp(&attained(*b)))
+            }),
             Rule::LongestUnserved => eligible.min_by(|a, b| {
                 let served = |tenant: usize| self.states[tenant].served;
                 fewest(*a)
@@ -492,6 +545,7 @@ struct Shared {
     running: Vec<usize>,
     waiting: usize,
     since: u64,
+    calm: usize,
 }
 
 impl Shared {
@@ -506,6 +560,7 @@ impl Shared {
             running: vec![0; setting.tenants.len()],
             waiting: 0,
             since: 0,
+            calm: 0,
         }
     }
 
@@ -589,12 +644,25 @@ impl Shared {
         self.waiting -= count;
         if self.waiting == 0 {
             self.fair.clear();
+            self.calm += 1;
         }
     }
 
     fn end(&mut self, tenant: usize, now: u64, open: bool) {
         self.running[tenant] -= 1;
         self.sync(tenant, now, open);
+    }
+
+    /// The next that comes is another tenant, of another owner unless others share it.
+    fn replace(&mut self, tenant: usize) {
+        self.ids[tenant] = None;
+        let Some(owner) = self.owner_of[tenant] else {
+            return;
+        };
+        let tenants = self.owner_of.iter().filter(|of| **of == Some(owner));
+        if tenants.count() == 1 {
+            self.owners[owner] = None;
+        }
     }
 
     fn set_open(&mut self, tenant: usize, now: u64, open: bool) {

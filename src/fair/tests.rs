@@ -249,7 +249,7 @@ fn flooder(millis: u64) -> Tenant {
 fn a_flooder_costs_the_quiet_little() {
     let flood = noise("flooder", vec![flooder(10)]);
     let (p99, evenness) = median_of_five(&flood, Rule::Fair);
-    assert!(p99 <= 10.0 && evenness >= 0.998);
+    assert!(p99 <= 8.0 && evenness >= 0.998);
     let (p99, evenness) = median_of_five(&flood, Rule::Fifo);
     assert!(p99 > 200.0 && evenness < 0.3);
     median_of_five(&flood, Rule::RoundRobin);
@@ -261,14 +261,14 @@ fn a_flooder_of_long_requests_costs_less_than_in_turn() {
     let flood = noise("flooder, 10 x longer", vec![flooder(100)]);
     let (p99, evenness) = median_of_five(&flood, Rule::Fair);
     let (in_turn, _) = median_of_five(&flood, Rule::RoundRobin);
-    assert!(p99 <= 48.0 && p99 < in_turn && evenness >= 0.97);
+    assert!(p99 <= 40.5 && p99 < in_turn && evenness >= 0.97);
     median_of_five(&flood, Rule::Fifo);
 }
 
 #[test]
 fn a_capped_flooder_leaves_room_for_the_quiet() {
     let flood = noise("flooder capped at 4", vec![flooder(10).cap(4)]);
-    assert!(median_of_five(&flood, Rule::Fair).0 <= 12.5);
+    assert!(median_of_five(&flood, Rule::Fair).0 <= 5.4);
     let flood = noise("capped, 10 x longer", vec![flooder(100).cap(4)]);
     assert!(median_of_five(&flood, Rule::Fair).0 <= 12.5);
 }
@@ -276,10 +276,203 @@ fn a_capped_flooder_leaves_room_for_the_quiet() {
 #[test]
 fn a_flooder_with_50_keys_is_one_owner() {
     let keys = |key: Tenant| noise("flooder on 50 keys", vec![key.outstanding(4); 50]);
-    assert!(median_of_five(&keys(flooder(10).owner(0)), Rule::Fair).0 <= 10.0);
+    assert!(median_of_five(&keys(flooder(10).owner(0)), Rule::Fair).0 <= 8.0);
     println!("without owners:");
     median_of_five(&keys(flooder(10)), Rule::Fair);
     median_of_five(&keys(flooder(10)), Rule::RoundRobin);
+}
+
+fn passing(millis: u64) -> Tenant {
+    backlogged(millis).random().outstanding(1).passing()
+}
+
+/// A steady tenant with some requests outstanding, and so many that pass.
+fn among_passing(
+    name: &'static str,
+    capacity: usize,
+    steady: Tenant,
+    passing: &Tenant,
+    at_a_time: usize,
+) -> Setting {
+    let mut tenants = vec![steady.random()];
+    tenants.extend(vec![passing.clone(); at_a_time]);
+    Setting::new(name, capacity, tenants).seconds(100)
+}
+
+/// How much of its share the first tenant held.
+fn share_held(setting: &Setting, rule: Rule) -> f64 {
+    let outcome = run(setting, rule, 1);
+    assert_eq!(outcome.idle, 0, "{}", setting.name);
+    let (held, share) = outcome.stretches[0][0];
+    println!(
+        "{:40} {rule:?} {:.3}, at most {} members",
+        setting.name,
+        held / share,
+        outcome.members
+    );
+    held / share
+}
+
+fn settings_with_passing_tenants() -> Vec<Setting> {
+    let steady = |millis, outstanding| backlogged(millis).outstanding(outstanding);
+    let each_of_an_owner = |mut setting: Setting| {
+        for (owner, tenant) in setting.tenants.iter_mut().enumerate() {
+            tenant.owner = Some(owner);
+        }
+        setting.owner_weights = vec![1; setting.tenants.len()];
+        setting
+    };
+    let all_of_one_owner = |mut setting: Setting| {
+        let tenants = setting.tenants.iter_mut();
+        tenants.for_each(|tenant| tenant.owner = Some(0));
+        setting.owner_weights = vec![1];
+        setting
+    };
+    let against_one_owner = |mut setting: Setting| {
+        let tenants = setting.tenants.iter_mut().skip(1);
+        tenants.for_each(|tenant| tenant.owner = Some(0));
+        setting.owner_weights = vec![1];
+        setting
+    };
+    let mut beside_capped =
+        among_passing("beside a capped one", 8, steady(10, 20), &passing(10), 12);
+    beside_capped
+        .tenants
+        .push(backlogged(10).outstanding(200).cap(2).weight(50));
+    let mut beside_long = among_passing(
+        "beside a capped one, long",
+        8,
+        steady(7, 20),
+        &passing(100),
+        12,
+    );
+    beside_long
+        .tenants
+        .push(backlogged(100).outstanding(200).cap(2).weight(50));
+    let visits = passing(10).outstanding(3).cap(1);
+    let base = || among_passing("", 4, steady(10, 6), &passing(10), 12);
+    let long = || among_passing("", 4, steady(7, 6), &passing(100), 12);
+    let named = |name, setting: Setting| Setting { name, ..setting };
+    vec![
+        among_passing("1 slot", 1, steady(10, 3), &passing(10), 9),
+        named("as long", base()),
+        named("longer", long()),
+        among_passing("shorter", 4, steady(100, 6), &passing(7), 12),
+        among_passing("many longer", 4, steady(7, 6), &passing(100), 54),
+        among_passing("weight 3", 7, steady(10, 9).weight(3), &passing(10), 9),
+        among_passing(
+            "weight 3, longer",
+            7,
+            steady(7, 9).weight(3),
+            &passing(100),
+            9,
+        ),
+        among_passing(
+            "weight 3, many",
+            4,
+            steady(10, 6).weight(3),
+            &passing(10),
+            54,
+        ),
+        among_passing(
+            "heavy ones pass",
+            8,
+            steady(10, 9),
+            &passing(10).weight(3),
+            20,
+        ),
+        among_passing("one outstanding", 4, steady(10, 1), &passing(10), 12),
+        among_passing("one outstanding, 1 slot", 1, steady(10, 1), &passing(10), 9),
+        among_passing(
+            "one outstanding, many longer",
+            8,
+            steady(7, 1),
+            &passing(100),
+            200,
+        ),
+        among_passing(
+            "one outstanding, weight 3",
+            4,
+            steady(10, 1).weight(3),
+            &passing(10),
+            54,
+        ),
+        among_passing(
+            "at its own limit",
+            4,
+            steady(10, 6).cap(1),
+            &passing(10),
+            12,
+        ),
+        among_passing(
+            "visits of three, one at a time",
+            4,
+            steady(10, 6),
+            &visits,
+            12,
+        ),
+        among_passing(
+            "visits of three",
+            4,
+            steady(10, 6),
+            &passing(10).outstanding(3),
+            12,
+        ),
+        among_passing(
+            "visits of three, longer",
+            4,
+            steady(7, 6),
+            &passing(100).outstanding(3),
+            12,
+        ),
+        beside_capped,
+        beside_long,
+        named("each of an owner", each_of_an_owner(base())),
+        named("each of an owner, longer", each_of_an_owner(long())),
+        named("all of one owner", all_of_one_owner(base())),
+        named("all of one owner, longer", all_of_one_owner(long())),
+        named("against an owner", against_one_owner(base())),
+        named("against an owner, longer", against_one_owner(long())),
+    ]
+}
+
+#[test]
+fn a_steady_tenant_keeps_its_share_among_passing_ones() {
+    for setting in settings_with_passing_tenants() {
+        let held = share_held(&setting, Rule::Fair);
+        assert!((0.9..=1.1).contains(&held), "{} {held}", setting.name);
+    }
+}
+
+#[test]
+fn a_steady_tenant_loses_its_share_if_newcomers_start_from_the_least_attained() {
+    for setting in settings_with_passing_tenants() {
+        let held = share_held(&setting, Rule::LeastAttained);
+        assert!(held < 0.9, "{} {held}", setting.name);
+    }
+}
+
+/// Tenants that pause between requests, so that all slots but a few are in use on average and it
+/// comes and goes that any request waits.
+fn now_and_then(name: &'static str, steady: Tenant, passing: &Tenant, at_a_time: usize) -> Setting {
+    among_passing(name, 4, steady, passing, at_a_time)
+}
+
+#[test]
+fn a_steady_tenant_keeps_its_share_though_crowdings_end_all_the_time() {
+    let steady = |millis| backlogged(millis).outstanding(2);
+    for setting in [
+        now_and_then("as long", steady(10), &passing(10).think(10), 6),
+        now_and_then("longer", steady(10), &passing(100).think(100), 5),
+        now_and_then("shorter", steady(50), &passing(7).think(7), 6),
+        now_and_then("weight 3", steady(10).weight(3), &passing(10).think(5), 6),
+    ] {
+        let outcome = run(&setting, Rule::Fair, 1);
+        println!("{} ended {} times", setting.name, outcome.calm);
+        let held = share_held(&setting, Rule::Fair);
+        assert!(outcome.calm > 300, "{} {}", setting.name, outcome.calm);
+        assert!(held >= 0.9, "{} {held}", setting.name);
+    }
 }
 
 /// 50 tenants that come once wait at any time, each of an owner of its own if `owned`. Says after
@@ -391,19 +584,54 @@ fn an_owner_whose_tenants_are_no_members_counts_what_they_run() {
     assert_eq!(fair.next(), Some((other, &'b')));
 }
 
+const DAY: u64 = 86_400_000_000_000;
+const HEAVIEST: u32 = 1 << 20;
+
 #[test]
-fn a_day_of_a_thousand_requests_leaves_room_for_the_heaviest_weights() {
-    const DAY: u64 = 86_400_000_000_000;
+fn five_days_of_crowding_leave_room_for_the_heaviest_weights() {
     let mut fair = Fair::new();
-    let heavy = fair.add(None, 1 << 20, 0, 0);
-    let busy = fair.add(None, 1, 1_000, 0);
-    fair.wait(heavy, 0, true, 'a');
-    fair.wait(busy, 0, true, 'b');
-    // Whoever comes now has attained as much.
-    fair.start(busy, DAY, true);
-    let late = fair.add(None, 1 << 20, 0, DAY);
-    fair.wait(late, DAY, true, 'c');
-    assert_eq!(fair.next(), Some((heavy, &'a')));
+    let busy: Vec<_> = (0..10_000).map(|_| fair.add(None, 1, 1, 0)).collect();
+    for id in &busy {
+        fair.wait(*id, 0, true, 'b');
+    }
+    for _ in 0..10_000 {
+        let heavy = fair.add(None, HEAVIEST, 0, 0);
+        fair.wait(heavy, 0, true, 'h');
+    }
+    for id in &busy {
+        fair.end(*id, 5 * DAY, true);
+    }
+    for _ in 0..10_000 {
+        let (id, name) = fair.next().map(|(id, name)| (id, *name)).unwrap();
+        assert_eq!(name, 'h');
+        fair.start(id, 5 * DAY, true);
+    }
+}
+
+#[test]
+fn centuries_of_the_largest_capacity_leave_room_for_all_weights() {
+    const SLOTS: usize = (1 << 31) - 1;
+    for (owned, weight) in [(false, 1), (false, HEAVIEST), (true, 1), (true, HEAVIEST)] {
+        let mut fair = Fair::new();
+        let owner = owned.then(|| fair.add_owner(weight, SLOTS, 0));
+        let busy = fair.add(owner, 1, SLOTS, 0);
+        let other = fair.add(None, weight, 1, 0);
+        fair.wait(busy, 0, true, 'b');
+        fair.wait(other, 0, true, 'o');
+        for now in [1, DAY, 10 * 365 * DAY, u64::MAX - 1, u64::MAX] {
+            assert_eq!(fair.next(), Some((other, &'o')));
+            fair.start(other, now, true);
+            fair.end(other, now, true);
+            fair.wait(other, now, true, 'o');
+            let newcomer = fair.add(owner, HEAVIEST, 0, now);
+            fair.wait(newcomer, now, false, 'n');
+            fair.stop_waiting(newcomer, now, 1);
+            fair.set_weight(busy, now, HEAVIEST);
+            fair.set_weight(busy, now, 1);
+        }
+        fair.set_running(busy, u64::MAX, 0, true);
+        assert!(fair.contains(busy) && fair.next().is_some());
+    }
 }
 
 mod property {
@@ -552,19 +780,17 @@ mod property {
             self.tenants[tenant].waiting > 0 && self.tenants[tenant].open
         }
 
-        /// Nobody is passed by more than two slots.
+        /// Of those that may be served it is the one to which least is due, on both levels.
         fn assert_turn(&self, tenant: usize) {
-            let top = |t: usize| self.tenants[t].owner.map_or(10 + t, |owner| owner);
+            let member = |id: Option<Id>| id.and_then(|id| self.fair.get(id)).unwrap();
+            let due = |id| (member(id).due, member(id).turn);
+            let top = |t: usize| self.tenants[t].owner;
+            let outer = |t: usize| top(t).map_or(self.tenants[t].id, |owner| self.owners[owner].id);
             for other in (0..6).filter(|other| self.eligible(*other)) {
-                let ((a, b), weights) = if top(other) == top(tenant) {
-                    let (t, o) = (&self.tenants[tenant], &self.tenants[other]);
-                    ((t.running, o.running), (t.weight, o.weight))
-                } else {
-                    let (t, o) = (self.outer(tenant), self.outer(other));
-                    ((t.0, o.0), (t.2, o.2))
-                };
-                let (w, v) = (weights.0.max(1) as usize, weights.1.max(1) as usize);
-                assert!(a * v <= (b + 2) * w, "{a} of {w} passed {b} of {v}");
+                if top(other).is_some() && top(other) == top(tenant) {
+                    assert!(due(self.tenants[tenant].id) <= due(self.tenants[other].id));
+                }
+                assert!(due(outer(tenant)) <= due(outer(other)));
             }
         }
 

@@ -14,11 +14,9 @@ use crate::inspect::answer::Fault;
 /// over TLS, else `Origin` or `Referer`. What says nothing is a tool.
 pub(super) fn refuse_other_sites<B>(req: &Request<B>) -> Result<(), Fault> {
     let headers = req.headers();
-    let site = headers.get_all("sec-fetch-site").iter();
+    let mut site = headers.get_all("sec-fetch-site").iter();
     let is_told = headers.contains_key("sec-fetch-site");
-    let from_here = site.fold(true, |here, site| {
-        here && (site == "same-origin" || site == "none")
-    });
+    let from_here = site.all(|site| site == "same-origin" || site == "none");
     let is_link = is_page(req) && (is_navigation(headers) || !is_told);
     let refers = is_link || is_home(header::REFERER, headers, req.uri());
     if (from_here || is_link) && refers && is_home(header::ORIGIN, headers, req.uri()) {

@@ -6,10 +6,10 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use metrics::{Counter, counter};
+use metrics::Counter;
 
 use crate::{
-    metrics::zero,
+    metrics::table,
     observe::{Event, Observer},
 };
 
@@ -20,12 +20,14 @@ const OTHER: &str = "_other";
 ///
 /// | name | kind | labels | |
 /// |---|---|---|---|
-/// | `tower_tenant_tenant_queued_total` | counter | `limiter`, `tenant` | requests that had to wait |
-/// | `tower_tenant_tenant_refused_total` | counter | `limiter`, `tenant` | requests refused |
+/// | `tower_tenant_tenant_queued_total` | counter | `limiter`, `tenant` | requests of the tenant that had to wait |
+/// | `tower_tenant_tenant_refused_total` | counter | `limiter`, `tenant` | requests of the tenant that were refused |
 ///
-/// A tenant gets a label when one of its requests first waits or is refused, if fewer than the bound
-/// have one; all others are counted as `_other`. A tenant that is evicted gives its label up. The
-/// facade cannot remove a series: let the exporter forget those that are idle, if it can.
+/// A tenant that is tracked gets a label when one of its requests first waits or is refused, if fewer
+/// than the bound have one; all others are counted as `_other`. A tenant that is evicted gives its
+/// label up. A refusal that leaves its tenant untracked, since its limit is 0, the table full or the
+/// limiter closed, counts as `_other`: made-up names get no label. The facade cannot remove a series: let the
+/// exporter forget those that are idle, if it can.
 pub struct TenantMetrics<K> {
     limiter: String,
     name: Box<dyn Fn(&K) -> String + Send + Sync>,
@@ -50,9 +52,10 @@ impl<K> TenantMetrics<K> {
     where
         F: Fn(&K) -> String + Send + Sync + 'static,
     {
+        table::describe();
         let limiter = limiter.into();
         Self {
-            other: Crowded::new(&limiter, OTHER.to_owned()),
+            other: Crowded::new(&limiter, OTHER),
             limiter,
             name: Box::new(name),
             bound,
@@ -73,7 +76,7 @@ impl<K> TenantMetrics<K> {
         }
         // The recorder is asked under no lock.
         drop(labelled);
-        let crowded = Crowded::new(&self.limiter, name.clone());
+        let crowded = Crowded::new(&self.limiter, &name);
         let mut labelled = self.labelled();
         if labelled.len() < self.bound {
             labelled.entry(name).or_insert_with(|| crowded.clone());
@@ -94,17 +97,10 @@ impl<K> TenantMetrics<K> {
 }
 
 impl Crowded {
-    fn new(limiter: &str, tenant: String) -> Self {
-        let limiter = || limiter.to_owned();
-        let queued = counter!(
-            "tower_tenant_tenant_queued_total", "limiter" => limiter(), "tenant" => tenant.clone()
-        );
-        let refused = counter!(
-            "tower_tenant_tenant_refused_total", "limiter" => limiter(), "tenant" => tenant
-        );
+    fn new(limiter: &str, tenant: &str) -> Self {
         Self {
-            queued: zero(queued),
-            refused: zero(refused),
+            queued: table::TENANT_QUEUED.counter(&[limiter, tenant]),
+            refused: table::TENANT_REFUSED.counter(&[limiter, tenant]),
         }
     }
 }
@@ -113,7 +109,11 @@ impl<K: 'static> Observer<K> for TenantMetrics<K> {
     fn observe(&self, tenant: Option<&K>, event: Event) {
         match event {
             Event::Queued => self.crowded(tenant).queued.increment(1),
-            Event::Refused { .. } => self.crowded(tenant).refused.increment(1),
+            Event::Refused { rejected, .. } => {
+                // Of a tenant that is not tracked no eviction is told, which gives labels up.
+                let tenant = tenant.filter(|_| rejected.is_of_tracked());
+                self.crowded(tenant).refused.increment(1);
+            }
             Event::Evicted => self.forget(tenant),
             _ => {}
         }
