@@ -46,7 +46,8 @@ use crate::{
 /// `snapshot.json` tells of the 100 tenants with most in flight. `?sort=` names another figure of
 /// [`TenantSnapshot`](crate::TenantSnapshot), or `tenant` for the order of names; `&top=` asks for
 /// up to 1 000, and `&search=` for those whose name contains a text. Names are cut after 256
-/// characters; the id tells those that begin alike apart.
+/// characters; the id tells those that begin alike apart. The page shows characters of a name that
+/// are not seen, or turn text around, by their codes; the JSON has them as they are.
 ///
 /// It expects paths below where it is mounted, as axum's `nest_service` makes them, and works with
 /// any server of HTTP. A client that reaches it sees who your tenants are: it belongs behind a port
