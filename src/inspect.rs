@@ -46,7 +46,8 @@ use crate::{
 /// `snapshot.json` tells of the 100 tenants with most in flight. `?sort=` names another figure of
 /// [`TenantSnapshot`](crate::TenantSnapshot), or `tenant` for the order of names; `&top=` asks for
 /// up to 1 000, and `&search=` for those whose name contains a text. Names are cut after 256
-/// characters; the id tells those that begin alike apart.
+/// characters; the id tells those that begin alike apart. The page shows characters of a name that
+/// are not seen, or turn text around, by their codes; the JSON has them as they are.
 ///
 /// It expects paths below where it is mounted, as axum's `nest_service` makes them, and works with
 /// any server of HTTP. A client that reaches it sees who your tenants are: it belongs behind a port
@@ -114,7 +115,8 @@ impl<K> Inspect<K> {
         }
     }
 
-    /// Lets clients that reach the view set limits, and pause and resume tenants that are tracked.
+    /// Lets clients that reach the view set limits, and pause and resume tenants that are tracked or
+    /// have a setting of their own.
     ///
     /// A change is a `POST` of `{"tenant": {"name": "acme"}}`, with an `"id"` beside the name if
     /// that is not enough, and for `/limit` with a `"limit"`, where `null` clears it; a limit that is
@@ -128,8 +130,8 @@ impl<K> Inspect<K> {
     /// | 200 | it is in force after the dry run, as the text says |
     /// | 400, 415 | what is sent is not a change |
     /// | 403 | the view is not writable, or the request comes from another site or for another host |
-    /// | 404 | no tenant that is tracked is called so |
-    /// | 409 | several tenants are called so; or a tenant that is resumed has a limit of 0 that is no pause, so it would still be refused |
+    /// | 404 | no tenant that is tracked, or has a setting of its own, is called so |
+    /// | 409 | several tenants are called so; or a tenant was resumed and has a limit of 0 besides, so it is still refused |
     /// | 500 | a key or the function of [`new`](Self::new) panicked |
     #[must_use]
     pub fn writable(self) -> Self {

@@ -6,7 +6,15 @@ mod support;
 #[path = "support/wire.rs"]
 mod wire;
 
-use std::{collections::HashMap, net::SocketAddr, time::Duration};
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::{Router, body::Body};
 use bytes::Bytes;
@@ -559,4 +567,514 @@ fn a_view_works_without_a_runtime() {
     let mut answer = task::spawn(view.call(get("/snapshot.json")));
     let response = tokio_test::assert_ready_ok!(answer.poll());
     assert_eq!(response.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_request_for_a_host_that_is_not_allowed_is_refused_on_every_path() {
+    let limiter = limiter();
+    let held = permits(&limiter, ["acme"]);
+    let addr = serve_plain(view(&limiter).writable().allow_host("Admin.Example.")).await;
+    let body = json!({ "tenant": { "name": "acme" } });
+    let for_host = |mut req: Request<Body>, version, host: &str| {
+        let origin = format!("http://{host}");
+        if req.headers().contains_key("origin") {
+            req.headers_mut().insert("origin", origin.parse().unwrap());
+        }
+        let path = req.uri().path().to_owned();
+        req.headers_mut().remove("host");
+        match version {
+            Version::Http1 => {
+                req.headers_mut().insert("host", host.parse().unwrap());
+                *req.uri_mut() = path.parse().unwrap();
+            }
+            Version::Http2 => *req.uri_mut() = format!("{origin}{path}").parse().unwrap(),
+        }
+        req
+    };
+    let all = || {
+        [
+            get("/"),
+            get("/snapshot.json"),
+            get("/nothing"),
+            change("/pause", &body),
+        ]
+    };
+    for version in VERSIONS {
+        for host in ["evil.example:9000", "localhost.evil.example", "10.0.0.1"] {
+            for req in all() {
+                let answer = exchange(addr, version, for_host(req, version, host)).await;
+                assert_eq!(answer.status, StatusCode::FORBIDDEN, "{host}");
+                assert_eq!(answer.headers["content-type"], "text/plain; charset=utf-8");
+                assert_hardened(&answer.headers, host);
+                let text = String::from_utf8(answer.body.to_vec()).unwrap();
+                assert!(
+                    text.contains(host) && text.contains("Inspect::allow_host"),
+                    "{text}"
+                );
+            }
+        }
+        assert_eq!(limiter.stats("acme").unwrap().limit, 3);
+        for host in [
+            "127.0.0.1:9000",
+            "[::1]:9",
+            "app.LOCALHOST",
+            "admin.example:8080",
+        ] {
+            for (req, status) in all().into_iter().zip([200, 200, 404, 204]) {
+                let answer = exchange(addr, version, for_host(req, version, host)).await;
+                assert_eq!(answer.status, status, "{host}");
+            }
+            limiter.resume("acme");
+        }
+    }
+    drop(held);
+    wind_up(&limiter);
+}
+
+#[tokio::test]
+async fn a_request_that_names_no_host_or_two_is_refused() {
+    let view = view(&limiter());
+    let with = |uri: &str, hosts: &[&[u8]]| {
+        let mut req = Request::get(uri).body(Body::empty()).unwrap();
+        for host in hosts {
+            let host = http::HeaderValue::from_bytes(host).unwrap();
+            req.headers_mut().append("host", host);
+        }
+        req
+    };
+    for (case, req, status) in [
+        ("none", with("/", &[]), 400),
+        ("two", with("/", &[b"localhost", b"localhost"]), 400),
+        (
+            "two, and a target",
+            with("http://localhost/", &[b"localhost", b"localhost"]),
+            400,
+        ),
+        ("empty", with("/", &[b""]), 403),
+        ("not a host", with("/", &[b"localhost\xff"]), 403),
+        (
+            "another than the target",
+            with("http://localhost/", &[b"evil.example"]),
+            403,
+        ),
+        (
+            "another target",
+            with("http://evil.example/", &[b"localhost"]),
+            403,
+        ),
+        ("only a target", with("http://localhost/", &[]), 200),
+        ("only a header", with("/", &[b"localhost"]), 200),
+    ] {
+        assert_eq!(ask(&view, req).await.status(), status, "{case}");
+    }
+    let response = ask(&view, with("/", &[b"<b>\xe2\x80\xae\""])).await;
+    assert!(
+        response.body().contains(r#""<b>\xe2\x80\xae\"""#),
+        "{}",
+        response.body()
+    );
+    let response = ask(&view, with("/", &[&[b'a'; 10_000]])).await;
+    assert!(response.body().len() < 1_000, "a long host is cut");
+}
+
+#[test]
+fn a_host_that_is_none_is_not_allowed_and_the_message_says_what_was_expected() {
+    for wrong in [
+        "",
+        "*",
+        "admin.example:80",
+        "http://admin.example",
+        "ünï.example",
+    ] {
+        let allow = || drop(view(&limiter()).allow_host(wrong));
+        let panic = std::panic::catch_unwind(allow).unwrap_err();
+        let message = panic.downcast_ref::<String>().unwrap();
+        assert!(
+            message.contains("expected the name or the address of a host"),
+            "{message}"
+        );
+    }
+}
+
+/// A view whose snapshots and names are counted.
+#[derive(Clone, Debug, Default)]
+struct Counted {
+    clones: Arc<AtomicUsize>,
+    names: Arc<AtomicUsize>,
+    panics: Arc<AtomicBool>,
+}
+
+#[derive(Debug)]
+struct Key(String, Counted);
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl Eq for Key {}
+
+impl std::hash::Hash for Key {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+impl Clone for Key {
+    fn clone(&self) -> Self {
+        self.1.clones.fetch_add(1, Ordering::SeqCst);
+        assert!(
+            !self.1.panics.load(Ordering::SeqCst),
+            "expected: a clone panics"
+        );
+        Self(self.0.clone(), self.1.clone())
+    }
+}
+
+impl Counted {
+    fn limiter(&self, tenants: usize) -> TenantLimiter<Key> {
+        let limiter = TenantLimiter::new(3).evictor(manual(Duration::from_secs(600)));
+        for n in 0..tenants {
+            let key = Key(format!("a tenant of a usual length {n:06}"), self.clone());
+            drop(limiter.try_acquire(&key).unwrap());
+        }
+        self.clones.store(0, Ordering::SeqCst);
+        limiter
+    }
+
+    fn view(&self, limiter: &TenantLimiter<Key>) -> Inspect<Key> {
+        let names = Arc::clone(&self.names);
+        Inspect::new(limiter.clone(), move |key: &Key| {
+            names.fetch_add(1, Ordering::SeqCst);
+            key.0.clone()
+        })
+    }
+
+    /// How many snapshots of one tenant were made.
+    fn made(&self) -> usize {
+        self.clones.load(Ordering::SeqCst)
+    }
+}
+
+/// Asks a counted view without a server.
+async fn status_of(view: &Inspect<Key>, req: Request<Body>) -> StatusCode {
+    soon(view.clone().oneshot(req)).await.unwrap().status()
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_snapshot_is_shared_by_all_who_ask_within_a_moment_and_then_given_up() {
+    let counted = Counted::default();
+    let limiter = counted.limiter(1);
+    let view = counted.view(&limiter);
+    let asks = ["", "?sort=tenant", "?search=a", "?top=1", "?sort=waiting"];
+    let asked = asks.map(|query| {
+        let req = get(&format!("/snapshot.json{query}"));
+        tokio::spawn(view.clone().oneshot(req))
+    });
+    for asked in asked {
+        assert_eq!(asked.await.unwrap().unwrap().status(), StatusCode::OK);
+    }
+    assert_eq!(counted.made(), 1);
+    let kept = Arc::strong_count(&counted.clones);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    support::until(|| Arc::strong_count(&counted.clones) == kept - 1).await;
+    assert_eq!(
+        status_of(&view, get("/snapshot.json")).await,
+        StatusCode::OK
+    );
+    assert_eq!(counted.made(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_is_seen_by_the_next_who_asks() {
+    let limiter = limiter();
+    let held = permits(&limiter, ["a"]);
+    let view = view(&limiter).writable();
+    assert_eq!(snapshot(&view, "").await["tenants"][0]["limit"], 3);
+    let body = json!({ "tenant": { "name": "a" }, "limit": 7 });
+    ask(&view, change("/limit", &body)).await;
+    assert_eq!(snapshot(&view, "").await["tenants"][0]["limit"], 7);
+    drop(held);
+    limiter.clear_limit("a");
+    wind_up(&limiter);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_are_dropped_cost_one_snapshot_and_keep_no_thread_from_others() {
+    const TENANTS: usize = 20_000;
+    let counted = Counted::default();
+    let limiter = counted.limiter(TENANTS);
+    let view = counted.view(&limiter);
+    let start = std::time::Instant::now();
+    for n in 0..600 {
+        let req = get(&format!("/snapshot.json?search=t{}", n % 7));
+        let mut asked = task::spawn(view.clone().oneshot(req));
+        assert_pending!(asked.poll());
+    }
+    tokio::task::spawn_blocking(|| ()).await.unwrap();
+    println!(
+        "{TENANTS} tenants: after 600 requests others wait {:?}",
+        start.elapsed()
+    );
+    assert_eq!(
+        status_of(&view, get("/snapshot.json")).await,
+        StatusCode::OK
+    );
+    let made = counted.made() as f64 / TENANTS as f64;
+    assert!(made <= 2.0, "{made} snapshots");
+    // Of the first request, and of the last: those in between were dropped before their turn.
+    let named = counted.names.load(Ordering::SeqCst);
+    assert!(named <= TENANTS + 100, "{named} names");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_wait_for_their_turn_are_served_one_at_a_time() {
+    let limiter = limiter();
+    let held = permits(&limiter, ["a", "b"]);
+    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (inside, peak) = (Arc::clone(&now), Arc::clone(&most));
+    let view = Inspect::new(limiter.clone(), move |tenant: &String| {
+        peak.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(1));
+        inside.fetch_sub(1, Ordering::SeqCst);
+        tenant.clone()
+    });
+    let view = view.writable();
+    let asked: Vec<_> = (0..40)
+        .map(|n| {
+            let body = json!({ "tenant": { "name": "a" }, "limit": 3 });
+            let req = match n % 4 {
+                0 => change("/limit", &body),
+                _ => get(&format!("/snapshot.json?search={n}")),
+            };
+            tokio::spawn(view.clone().oneshot(req))
+        })
+        .collect();
+    for asked in asked {
+        assert!(asked.await.unwrap().unwrap().status().is_success());
+    }
+    assert_eq!(most.load(Ordering::SeqCst), 1);
+    drop(held);
+    limiter.clear_limit("a");
+    wind_up(&limiter);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_is_the_answer_to_those_who_asked_and_the_next_request_works() {
+    let counted = Counted::default();
+    let limiter = counted.limiter(1);
+    let named = Arc::new(AtomicBool::new(true));
+    let panics = Arc::clone(&named);
+    let view = Inspect::new(limiter.clone(), move |key: &Key| {
+        assert!(!panics.load(Ordering::SeqCst), "expected: a name panics");
+        key.0.clone()
+    });
+    let failed = StatusCode::INTERNAL_SERVER_ERROR;
+    assert_eq!(status_of(&view, get("/snapshot.json")).await, failed);
+    named.store(false, Ordering::SeqCst);
+    assert_eq!(
+        status_of(&view, get("/snapshot.json")).await,
+        StatusCode::OK
+    );
+
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    counted.panics.store(true, Ordering::SeqCst);
+    assert_eq!(status_of(&view, get("/snapshot.json")).await, failed);
+    counted.panics.store(false, Ordering::SeqCst);
+    assert_eq!(
+        status_of(&view, get("/snapshot.json")).await,
+        StatusCode::OK
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_of_another_site_makes_no_snapshot() {
+    let counted = Counted::default();
+    let limiter = counted.limiter(1);
+    let view = counted.view(&limiter).writable();
+    let with = |path: &str, headers: &[(&'static str, &str)]| {
+        let mut req = get(path);
+        for (name, value) in headers {
+            req.headers_mut().append(*name, value.parse().unwrap());
+        }
+        req
+    };
+    let link = [
+        ("sec-fetch-site", "cross-site"),
+        ("sec-fetch-mode", "navigate"),
+        ("sec-fetch-dest", "document"),
+    ];
+    let frame = [link[0], link[1], ("sec-fetch-dest", "iframe")];
+    for path in ["/snapshot.json", "/snapshot.json?search=a"] {
+        for headers in [
+            &[("sec-fetch-site", "cross-site")][..],
+            &[("sec-fetch-site", "same-site")],
+            &[
+                ("sec-fetch-site", "same-origin"),
+                ("sec-fetch-site", "cross-site"),
+            ],
+            &[("origin", "http://evil.example")],
+            &[("origin", "null")],
+            &[("origin", "http://localhost:81")],
+            &[("referer", "http://evil.example/")],
+            &[("referer", "http://localhost.evil.example")],
+            &[
+                ("sec-fetch-site", "same-origin"),
+                ("referer", "http://evil.example/"),
+            ],
+            &link,
+            &frame,
+        ] {
+            let status = status_of(&view, with(path, headers)).await;
+            assert_eq!(status, StatusCode::FORBIDDEN, "{headers:?}");
+        }
+    }
+    assert_eq!(counted.made(), 0);
+    for (path, headers, status) in [
+        (
+            "/",
+            &[("sec-fetch-site", "cross-site")][..],
+            StatusCode::FORBIDDEN,
+        ),
+        ("/", &frame, StatusCode::FORBIDDEN),
+        ("/", &link, StatusCode::OK),
+        ("/", &[("referer", "http://wiki.example/")], StatusCode::OK),
+        (
+            "/snapshot.json",
+            &[("sec-fetch-site", "same-origin")],
+            StatusCode::OK,
+        ),
+        (
+            "/snapshot.json",
+            &[("sec-fetch-site", "none")],
+            StatusCode::OK,
+        ),
+        (
+            "/snapshot.json",
+            &[("referer", "http://localhost/ops")],
+            StatusCode::OK,
+        ),
+        (
+            "/snapshot.json",
+            &[("origin", "http://localhost")],
+            StatusCode::OK,
+        ),
+        ("/snapshot.json", &[], StatusCode::OK),
+    ] {
+        assert_eq!(
+            status_of(&view, with(path, headers)).await,
+            status,
+            "{path} {headers:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_tenant_that_is_not_paused_can_be_resumed_again() {
+    let limiter = limiter();
+    let held = permits(&limiter, ["a"]);
+    let view = view(&limiter).writable();
+    let body = json!({ "tenant": { "name": "a" } });
+    for path in ["/resume", "/pause", "/pause", "/resume", "/resume"] {
+        let response = ask(&view, change(path, &body)).await;
+        assert_eq!(response.status(), StatusCode::NO_CONTENT, "{path}");
+    }
+    ask(&view, change("/pause", &body)).await;
+    limiter.resume("a");
+    let response = ask(&view, change("/resume", &body)).await;
+    assert_eq!(
+        response.status(),
+        StatusCode::NO_CONTENT,
+        "resumed elsewhere"
+    );
+    assert_eq!(limiter.stats("a").unwrap().limit, 3);
+
+    limiter.set_limit("a", 0);
+    limiter.pause("a");
+    for _ in 0..2 {
+        let response = ask(&view, change("/resume", &body)).await;
+        assert_eq!(
+            response.status(),
+            StatusCode::CONFLICT,
+            "a limit of 0 besides"
+        );
+        assert!(
+            response.body().contains("set another"),
+            "{}",
+            response.body()
+        );
+    }
+    assert!(
+        !limiter.overrides()[0].1.paused,
+        "the pause has ended all the same"
+    );
+    limiter.clear_limit("a");
+    drop(held);
+    wind_up(&limiter);
+}
+
+#[tokio::test]
+async fn a_paused_tenant_that_is_tracked_no_more_can_be_resumed() {
+    let limiter = limiter();
+    drop(permits(&limiter, ["a"]));
+    let view = view(&limiter).writable();
+    let body = json!({ "tenant": { "name": "a" } });
+    ask(&view, change("/pause", &body)).await;
+    forget_all(&limiter);
+    let response = ask(&view, change("/resume", &body)).await;
+    assert_eq!(
+        response.status(),
+        StatusCode::NO_CONTENT,
+        "{}",
+        response.body()
+    );
+    assert_eq!(limiter.overrides(), []);
+    limiter.set_limit("a", 0);
+    let response = ask(&view, change("/resume", &body)).await;
+    assert_eq!(response.status(), StatusCode::CONFLICT);
+    limiter.clear_limit("a");
+    let response = ask(&view, change("/resume", &body)).await;
+    assert_eq!(response.status(), StatusCode::NOT_FOUND);
+    wind_up(&limiter);
+}
+
+#[tokio::test]
+async fn a_change_in_a_dry_run_says_that_it_is_not_in_force() {
+    let limiter = limiter();
+    let held = permits(&limiter, ["a", "meant"]);
+    let view = view(&limiter).writable();
+    limiter.set_dry_run(true);
+    limiter.set_dry_run_of("meant", false);
+    for (tenant, status) in [("a", StatusCode::OK), ("meant", StatusCode::NO_CONTENT)] {
+        for (path, body) in [
+            ("/pause", json!({ "tenant": { "name": tenant } })),
+            ("/resume", json!({ "tenant": { "name": tenant } })),
+            (
+                "/limit",
+                json!({ "tenant": { "name": tenant }, "limit": 1 }),
+            ),
+        ] {
+            let response = ask(&view, change(path, &body)).await;
+            assert_eq!(response.status(), status, "{path} {tenant}");
+            assert_eq!(
+                response.body().contains("dry run"),
+                status == StatusCode::OK
+            );
+        }
+    }
+    drop(limiter.try_acquire("a").unwrap());
+    let json = snapshot(&view, "?sort=tenant").await;
+    assert_eq!(
+        (&json["dry_run"], &json["would_have_refused"]),
+        (&json!(true), &json!(1))
+    );
+    let dry: Vec<_> = [0, 1].map(|n| json["tenants"][n]["dry_run"].clone()).into();
+    assert_eq!(dry, [json!(true), json!(false)]);
+    limiter.clear_dry_run_of("meant");
+    limiter.set_dry_run(false);
+    limiter.clear_limit("a");
+    limiter.clear_limit("meant");
+    drop(held);
+    wind_up(&limiter);
 }

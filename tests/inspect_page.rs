@@ -8,9 +8,15 @@ mod support;
 #[path = "support/wire.rs"]
 mod wire;
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
-use axum::Router;
+use axum::{Router, extract::Request};
 use browser::{Page, browse};
 use serde_json::{Value, json};
 use support::{manual, probe};
@@ -291,8 +297,8 @@ async fn ids_are_text_whatever_is_in_them() {
         "\"'`${window.struck=1}",
         "{{constructor.constructor('window.struck=1')()}}",
         "javascript:window.struck=1",
-        "  spaces  ",
-        "\u{202e}tfel ot thgir",
+        "two  spaces",
+        "\u{5d0}\u{5d1}\u{5d2}",
         &long,
     ];
     let load = ids.iter().map(|id| (*id, 1, 0)).collect::<Vec<_>>();
@@ -468,6 +474,273 @@ async fn a_hidden_page_asks_for_nothing() {
         page.run(&hide(false)).await;
         page.wait_for_answers(1).await;
     })
+    .await;
+    load.end(&limiter).await;
+}
+
+/// What is marked in a name, and what is said of the mark.
+const MARKS: &str = "return [...document.querySelectorAll('#rows .name')].map(name =>
+    [name.textContent, [...name.querySelectorAll('.mark')].map(mark => mark.textContent)])";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn characters_that_are_not_seen_or_turn_text_around_are_marked_by_their_codes() {
+    let names = [
+        ("acme", "acme", vec![]),
+        ("acme\u{200b}", "acmeU+200B", vec!["U+200B"]),
+        (" acme ", "U+0020acmeU+0020", vec!["U+0020", "U+0020"]),
+        ("ac\u{ad}me", "acU+00ADme", vec!["U+00AD"]),
+        ("ac\u{a0}me", "acU+00A0me", vec!["U+00A0"]),
+        (
+            "\u{202e}emca\u{202c}",
+            "U+202EemcaU+202C",
+            vec!["U+202E", "U+202C"],
+        ),
+        (
+            "\u{2066}a\u{2069}\u{200f}",
+            "U+2066aU+2069 U+200F",
+            vec!["U+2066", "U+2069 U+200F"],
+        ),
+        (
+            "a\u{0}\n\t\u{1b}b",
+            "aU+0000 U+000A U+0009 U+001Bb",
+            vec!["U+0000 U+000A U+0009 U+001B"],
+        ),
+        (
+            "\u{3164}\u{2800}\u{feff}",
+            "U+3164 U+2800 U+FEFF",
+            vec!["U+3164 U+2800 U+FEFF"],
+        ),
+        ("\u{e0041}a", "U+E0041a", vec!["U+E0041"]),
+        ("", "empty", vec!["empty"]),
+        ("empty", "empty", vec![]),
+        ("U+200B", "U+200B", vec![]),
+        ("a b  c", "a b  c", vec![]),
+        ("\u{5d0}\u{5d1}", "\u{5d0}\u{5d1}", vec![]),
+    ];
+    let limiter = limiter();
+    let load = names
+        .iter()
+        .map(|(name, ..)| (*name, 1, 0))
+        .collect::<Vec<_>>();
+    let load = Load::of(&limiter, &load).await;
+    let mut expected: Vec<_> = names
+        .iter()
+        .map(|(_, shown, marks)| json!([shown, marks]))
+        .collect();
+    expected.sort_by_key(Value::to_string);
+    browse(&mount(view(&limiter)).await, async |page| {
+        page.until_eq("return document.querySelectorAll('#rows tr').length", json!(names.len())).await;
+        let mut shown = page.run(MARKS).await.as_array().unwrap().clone();
+        shown.sort_by_key(Value::to_string);
+        assert_eq!(shown, expected);
+        page.shoot("marks").await;
+        assert_eq!(page.run(FAINT).await, json!([]));
+        let style = "const mark = document.querySelector('.mark');
+            return [mark.title !== '', getComputedStyle(mark).borderTopStyle, getComputedStyle(mark).unicodeBidi]";
+        assert_eq!(page.run(style).await, json!([true, "solid", "isolate"]));
+        // The same in the details, and the JSON is unharmed.
+        let details = "[...document.querySelectorAll('#rows .name')].find(name => name.textContent.includes('U+202E')).click();
+            return document.getElementById('who').innerHTML.includes('U+202E')";
+        assert_eq!(page.run(details).await, true);
+        let told = "return fetch('/ops/tenants/snapshot.json').then(answer => answer.json()).then(json => json.tenants.map(row => row.tenant.name))";
+        let told = page.run(told).await;
+        for (name, ..) in &names {
+            assert!(told.as_array().unwrap().contains(&json!(name)), "{name:?}");
+        }
+    })
+    .await;
+    load.end(&limiter).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_of_several_alphabets_is_marked_so() {
+    let limiter = limiter();
+    let mixed = ["p\u{430}ypal", "\u{391}cme"];
+    let plain = [
+        "paypal",
+        "\u{43c}\u{438}\u{440}",
+        "ünï-7",
+        "\u{65e5}\u{672c} shop",
+    ];
+    let load = mixed
+        .iter()
+        .chain(&plain)
+        .map(|name| (*name, 1, 0))
+        .collect::<Vec<_>>();
+    let load = Load::of(&limiter, &load).await;
+    browse(&mount(view(&limiter)).await, async |page| {
+        page.until_eq("return document.querySelectorAll('#rows tr').length", json!(6)).await;
+        let marked = "return [...document.querySelectorAll('#rows tr')]
+            .filter(row => [...row.querySelectorAll('.chip')].some(chip => chip.textContent === 'mixed alphabets' && chip.checkVisibility()))
+            .map(row => row.querySelector('.name').textContent).sort()";
+        let mut expected = mixed;
+        expected.sort_unstable();
+        assert_eq!(page.run(marked).await, json!(expected));
+    })
+    .await;
+    load.end(&limiter).await;
+}
+
+/// The rows that are marked as of a dry run.
+const DRY: &str = "return [...document.querySelectorAll('#rows tr')]
+    .filter(row => row.querySelector('.chip.dry').checkVisibility())
+    .map(row => row.querySelector('.name').textContent).sort()";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_tells_of_a_dry_run_of_all_and_of_one() {
+    let limiter = limiter();
+    let load = Load::of(
+        &limiter,
+        &[("acme", 2, 0), ("meant", 1, 0), ("zenith", 1, 0)],
+    )
+    .await;
+    browse(&mount(view(&limiter).writable()).await, async |page| {
+        let banner = "return document.getElementById('dry').checkVisibility()";
+        page.until_eq(NAMES, json!(["acme", "meant", "zenith"]))
+            .await;
+        assert_eq!(
+            (page.run(banner).await, page.run(DRY).await),
+            (json!(false), json!([]))
+        );
+
+        limiter.set_dry_run_of("zenith", true);
+        page.until_eq(DRY, json!(["zenith"])).await;
+        assert_eq!(page.run(banner).await, false);
+        limiter.set_dry_run_of("meant", false);
+        limiter.set_dry_run(true);
+        page.until_eq(DRY, json!(["acme", "zenith"])).await;
+        assert_eq!(page.run(banner).await, true);
+        assert_eq!(page.run(FAINT).await, json!([]));
+        page.shoot("dry run").await;
+
+        page.click("#rows .name").await;
+        page.click("#pause").await;
+        page.until(async || page.text("#outcome").await.contains("dry run"))
+            .await;
+        drop(limiter.try_acquire("acme").unwrap());
+        let counted =
+            "return document.getElementById('nameless').textContent.includes('dry run: 1.')";
+        page.until_eq(counted, json!(true)).await;
+
+        limiter.resume("acme");
+        limiter.clear_dry_run_of("zenith");
+        limiter.set_dry_run(false);
+        page.until_eq(DRY, json!([])).await;
+        assert_eq!(page.run(banner).await, false);
+    })
+    .await;
+    load.end(&limiter).await;
+}
+
+/// A view beside a page of its own origin, and how many requests reach the view.
+async fn with_neighbour(
+    limiter: &Limiter,
+) -> (std::net::SocketAddr, Arc<AtomicUsize>, Arc<AtomicUsize>) {
+    let (asked, named) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (count, names) = (Arc::clone(&asked), Arc::clone(&named));
+    let view = Inspect::new(limiter.clone(), move |tenant: &String| {
+        names.fetch_add(1, Ordering::SeqCst);
+        tenant.clone()
+    });
+    let count = axum::middleware::map_request(move |req: Request| {
+        // A browser asks for an icon, too.
+        let is_of_view = req.uri().path().starts_with(MOUNT);
+        count.fetch_add(is_of_view.into(), Ordering::SeqCst);
+        async move { req }
+    });
+    let page =
+        || async { axum::response::Html("<!doctype html><title>another site</title><body>") };
+    let app = Router::new()
+        .nest_service(MOUNT, view.writable())
+        .layer(count)
+        .route("/elsewhere", axum::routing::get(page));
+    (serve(app).await, asked, named)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_site_whose_name_was_made_to_lead_here_sees_and_changes_nothing() {
+    let limiter = limiter();
+    let load = Load::of(&limiter, &[("acme", 1, 0)]).await;
+    let (addr, asked, named) = with_neighbour(&limiter).await;
+    let site = format!("http://evil.example:{}/elsewhere", addr.port());
+    browse(&site, async |page| {
+        let tries = "const change = { method: 'POST', headers: { 'content-type': 'application/json', 'x-tower-tenant': '1' },
+                body: JSON.stringify({ tenant: { name: 'acme' } }) };
+            const look = (path, init) => fetch('/ops/tenants' + path, init).then(async answer => [answer.status, await answer.text()]);
+            return Promise.all([look('/'), look('/snapshot.json'), look('/pause', change)])";
+        let answers = page.run(tries).await;
+        for answer in answers.as_array().unwrap() {
+            assert_eq!(answer[0], 403, "{answer}");
+            let text = answer[1].as_str().unwrap();
+            assert!(text.contains("evil.example") && text.contains("allow_host"), "{text}");
+            assert!(!text.contains("acme"), "{text}");
+        }
+    })
+    .await;
+    assert_eq!(asked.load(Ordering::SeqCst), 3);
+    assert_eq!(named.load(Ordering::SeqCst), 0, "no snapshot was made");
+    assert_eq!(limiter.stats("acme").unwrap().limit, 4);
+    load.end(&limiter).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_page_of_another_site_asks_for_is_no_work() {
+    let limiter = limiter();
+    let load = Load::of(&limiter, &[("acme", 1, 0)]).await;
+    for other in ["evil.example", "127.0.0.1"] {
+        let (site, ..) = with_neighbour(&limiter).await;
+        let (addr, asked, named) = with_neighbour(&limiter).await;
+        let view = format!("http://{addr}{MOUNT}");
+        browse(&format!("http://{other}:{}/elsewhere", site.port()), async |page| {
+            let tries = format!(
+                "const view = {}, add = (kind, init) => document.body.append(Object.assign(document.createElement(kind), init));
+                for (const path of ['/', '/snapshot.json', '/snapshot.json?search=a']) {{
+                    fetch(view + path).catch(() => 0);
+                    fetch(view + path, {{ mode: 'no-cors' }}).catch(() => 0);
+                    for (const kind of ['img', 'script', 'iframe']) add(kind, {{ src: view + path }});
+                    add('link', {{ rel: 'stylesheet', href: view + path }});
+                }}
+                add('iframe', {{ name: 'sink' }});
+                for (const method of ['get', 'post']) {{
+                    add('form', {{ action: view + '/snapshot.json', method, target: 'sink' }});
+                    document.body.lastChild.submit();
+                }}
+                add('form', {{ action: view + '/pause', method: 'post', enctype: 'text/plain', target: 'sink' }});
+                document.body.lastChild.submit();",
+                json!(view)
+            );
+            page.run(&tries).await;
+            page.until(async || asked.load(Ordering::SeqCst) >= 12).await;
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        })
+        .await;
+        println!(
+            "{other}: {} requests reached the view",
+            asked.load(Ordering::SeqCst)
+        );
+        assert_eq!(
+            named.load(Ordering::SeqCst),
+            0,
+            "no snapshot was made for {other}"
+        );
+        assert_eq!(limiter.stats("acme").unwrap().limit, 4);
+    }
+    load.end(&limiter).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_of_another_site_leads_to_the_page() {
+    let limiter = limiter();
+    let load = Load::of(&limiter, &[("acme", 1, 0)]).await;
+    let (site, ..) = with_neighbour(&limiter).await;
+    let view = mount(view(&limiter)).await;
+    browse(
+        &format!("http://evil.example:{}/elsewhere", site.port()),
+        async |page| {
+            page.run(&format!("location.href = {}", json!(view))).await;
+            page.until_eq(NAMES, json!(["acme"])).await;
+        },
+    )
     .await;
     load.end(&limiter).await;
 }

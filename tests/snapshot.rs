@@ -209,6 +209,27 @@ fn admitted_and_refused_are_counted_if_asked_for() {
     );
 }
 
+#[test]
+fn a_snapshot_tells_what_is_only_pretended() {
+    let limiter = limiter(1).overflow(Overflow::shed());
+    let held = ["a", "b"].map(|tenant| limiter.try_acquire(&tenant).unwrap());
+    let dry = |tenant| (limiter.snapshot().dry_run, of(&limiter, tenant).dry_run);
+    assert_eq!((dry("a"), dry("b")), ((false, false), (false, false)));
+    limiter.set_dry_run_of(&"a", true);
+    assert_eq!((dry("a"), dry("b")), ((false, true), (false, false)));
+    drop(limiter.try_acquire(&"a").unwrap());
+    assert_eq!(limiter.snapshot().would_have_refused, 1);
+    limiter.set_dry_run(true);
+    limiter.set_dry_run_of(&"a", false);
+    assert_eq!((dry("a"), dry("b")), ((true, false), (true, true)));
+    limiter.set_dry_run(false);
+    limiter.clear_dry_run_of(&"a");
+    assert_eq!((dry("a"), dry("b")), ((false, false), (false, false)));
+    drop(held);
+    assert_eq!(limiter.snapshot().would_have_refused, 1);
+    forget_all(&limiter);
+}
+
 /// The names of the top tenants.
 fn top(snapshot: &Snapshot<&'static str>, n: usize, column: Column) -> Vec<&'static str> {
     let rows = snapshot.top(n, column);

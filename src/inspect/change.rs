@@ -15,6 +15,7 @@ use crate::{
         guard::check_change,
         view::Named,
     },
+    limits::Draft,
 };
 
 /// More than any change is long.
@@ -72,19 +73,16 @@ impl Change {
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> Inspect<K> {
     pub(super) fn apply(&self, change: Change) -> Answer {
         let found = self.find(&change.order.tenant);
-        let (tenant, dry_run) = match &*found {
-            [row] => (&row.tenant, row.dry_run),
+        let tenant = match &*found {
+            [tenant] => tenant,
             [] => {
-                return Err(Fault::new(
-                    StatusCode::NOT_FOUND,
-                    "No such tenant is tracked.",
-                ));
+                let sentence =
+                    "No tenant that is tracked, or has a setting of its own, is called so.";
+                return Err(Fault::new(StatusCode::NOT_FOUND, sentence));
             }
             _ => {
-                return Err(Fault::new(
-                    StatusCode::CONFLICT,
-                    "Several tenants are called so.",
-                ));
+                let sentence = "Several tenants are called so.";
+                return Err(Fault::new(StatusCode::CONFLICT, sentence));
             }
         };
         match (change.action, change.order.limit) {
@@ -98,13 +96,20 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Inspect<K> {
             (Action::Pause, None) => self.limiter.pause(tenant),
             (Action::Resume, None) => {
                 self.limiter.resume(tenant);
-                let limit = self.limiter.stats(tenant).map(|stats| stats.limit);
-                if limit == Some(0) {
+                if self.limit_of(tenant) == 0 {
                     let sentence = "Its limit is 0 without a pause, too: set another.";
                     return Err(Fault::new(StatusCode::CONFLICT, sentence));
                 }
             }
         }
-        Ok(if dry_run { pretended() } else { done() })
+        let is_dry = self.limiter.shared.limits.read(tenant).is_dry();
+        Ok(if is_dry { pretended() } else { done() })
+    }
+
+    /// The limit of a tenant, even if it is not tracked.
+    fn limit_of(&self, tenant: &K) -> usize {
+        let in_force = self.limiter.stats(tenant).map(|stats| stats.limit);
+        let set = || self.limiter.shared.limits.read(tenant);
+        in_force.unwrap_or_else(|| set().limit(tenant, &mut Draft::default()))
     }
 }

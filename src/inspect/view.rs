@@ -87,14 +87,20 @@ impl<K> Inspect<K> {
         })
     }
 
-    /// The tenants that are called so.
-    pub(super) fn find(&self, named: &Named) -> Vec<TenantSnapshot<K>>
+    /// The tenants that are called so: one that is paused may be tracked no more.
+    pub(super) fn find(&self, named: &Named) -> Vec<K>
     where
-        K: Clone,
+        K: Clone + Eq,
     {
-        let mut tenants = self.limiter.snapshot().tenants;
-        tenants.retain(|row| named.means(&(self.name)(&row.tenant)));
-        tenants
+        let is_meant = |tenant: &K| named.means(&(self.name)(tenant));
+        let tracked = self.limiter.snapshot().tenants.into_iter();
+        let mut found: Vec<_> = tracked.map(|row| row.tenant).filter(is_meant).collect();
+        for (tenant, _) in self.limiter.overrides() {
+            if is_meant(&tenant) && !found.contains(&tenant) {
+                found.push(tenant);
+            }
+        }
+        found
     }
 
     /// The first `n` in the order of their names.

@@ -86,6 +86,8 @@ impl Driver {
             "--disable-component-update",
             "--disable-sync",
             "--window-size=1280,800",
+            // A name of another site that leads to this machine.
+            "--host-resolver-rules=MAP evil.example 127.0.0.1",
             &profile,
         ];
         let capabilities = json!({ "goog:chromeOptions": { "args": flags } });
