@@ -635,3 +635,21 @@ fn a_newcomer_that_would_have_nothing_is_admitted_and_tracked_in_a_dry_run() {
     drop(held);
     forget_all(&limiter);
 }
+
+#[test]
+fn a_function_that_panics_when_it_is_replaced_leaves_the_new_limit_in_force() {
+    struct Panics;
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            panic!("planted");
+        }
+    }
+    let planted = Panics;
+    let limiter = TenantLimiter::<Tenant>::new(Limits::by(move |_: &Tenant| {
+        let _ = &planted;
+        1
+    }));
+    assert_eq!(limit(&limiter, "T"), 1);
+    limiter.set_limits(3);
+    assert_eq!(limit(&limiter, "T"), 3);
+}

@@ -90,6 +90,17 @@ async fn a_limit_that_was_cut_leaves_nothing_rather_than_less() {
 }
 
 #[tokio::test]
+async fn a_caller_that_is_admitted_beyond_a_limit_that_is_pretended_is_told_that_more_would_be() {
+    let layer = layer(1);
+    layer.limiter().set_dry_run(true);
+    let running = layer.limiter().try_acquire("a").unwrap();
+    let response = layer.layer(service_fn(inner)).oneshot(request("a")).await;
+    let response = response.unwrap();
+    assert_eq!(fields(response.headers()).1, [r#""tenant";r=1"#]);
+    drop((running, response));
+}
+
+#[tokio::test]
 async fn requests_that_are_not_limited_or_refused_for_other_reasons_are_told_nothing() {
     let bypassing = layer(1).missing(MissingTenant::Bypass);
     let nameless = Request::new(String::new());
