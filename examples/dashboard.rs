@@ -83,7 +83,8 @@ async fn serve(port: u16) -> SocketAddr {
         .evictor(Evictor::after(Duration::from_secs(60)).every(Duration::from_secs(10)))
         .count_requests()
         .http();
-    // Whoever can reach the address may change limits, so it is one of this machine.
+    // Clients that reach the address may change limits, so it is one of this machine, whose hosts the
+    // view answers to.
     let view = Inspect::new(tenants.limiter().clone(), |tenant: &String| tenant.clone()).writable();
     let app = Router::new()
         .route("/work", get(work).layer(tenants))
