@@ -9,7 +9,7 @@ use std::time::Duration;
 /// [`Ending`](crate::Ending::Expired) is one of its own, and [`TenantLimiter::expired`] counts them.
 /// The time counts from the admission, by tokio's clock.
 ///
-/// The response is ended with an error, [`HoldExpired`](crate::HoldExpired), unless it is to
+/// The response is ended with an error, `HoldExpired`, unless it is to
 /// [go on uncounted](Self::let_responses_go_on). What ends is its body, the next time that it is
 /// polled; one that is waiting for more is polled at once. A server that waits for its client to
 /// read polls no body: such a connection stays open, with what the body holds, until the server or
@@ -22,7 +22,7 @@ use std::time::Duration;
 /// was started on one without a time driver, no slot is taken back.
 ///
 /// The slots of permits that are taken without a layer, and of those that a
-/// [`SharedPermit`](crate::SharedPermit) keeps, are bounded only by choice.
+/// `SharedPermit` keeps, are bounded only by choice.
 ///
 /// [`TenantLimiter::expired`]: crate::TenantLimiter::expired
 ///
@@ -77,7 +77,7 @@ impl MaxHold {
         }
     }
 
-    /// Takes slots back even while a [`SharedPermit`](crate::SharedPermit) keeps them.
+    /// Takes slots back even while a `SharedPermit` keeps them.
     ///
     /// By default a slot is left alone while a handle lives, the one in the extensions of the
     /// request included; if the time is up when the last one is dropped, the slot is taken back
