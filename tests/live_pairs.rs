@@ -7,8 +7,9 @@
 mod support;
 
 use std::{
+    collections::HashMap,
     sync::{
-        Arc,
+        Arc, Barrier,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     thread,
@@ -16,7 +17,7 @@ use std::{
 };
 
 use support::{forget_all, manual, probe, watched};
-use tower_tenant::{Overflow, Override, Settings, TenantLimiter};
+use tower_tenant::{Limits, Overflow, Override, Settings, TenantLimiter};
 
 /// So many tenants have requests all the time; those of others come and go.
 const TENANTS: u64 = 3;
@@ -71,6 +72,9 @@ const ALL: [Change; 16] = [
 
 type Limiter = TenantLimiter<u64>;
 
+/// A tenant's limit, weight and dry run, as a snapshot shows them.
+type Rule = (usize, Option<usize>, bool);
+
 /// Two files. Both allow each tenant at most `LIMIT`; the limit for all of the second would allow
 /// more, so that no tenant may ever be given one without the other half of it. A limit that is
 /// cleared would uncover that, so there the second says something else.
@@ -93,7 +97,11 @@ fn change(limiter: &Limiter, change: Change, turn: usize, clears: bool) {
     match change {
         SetLimit => limiter.set_limit(&tenant, LIMIT - turn % 2),
         ClearLimit => limiter.clear_limit(&tenant),
-        SetLimits => limiter.set_limits(LIMIT - turn % 2),
+        SetLimits => limiter.set_limits(Limits::by(move |_| {
+            // Time for another change to come in between.
+            thread::yield_now();
+            LIMIT - turn % 2
+        })),
         Apply => limiter.apply(file(turn, clears)).unwrap(),
         Pause => limiter.pause(&tenant),
         Resume => limiter.resume(&tenant),
@@ -145,7 +153,10 @@ async fn request(limiter: Limiter, tenant: u64, running: Arc<Running>) {
         let own = &running.tenants[tenant as usize];
         own.enter();
         running.all.enter();
-        tokio::task::yield_now().await;
+        // Long enough for others to wait.
+        for _ in 0..8 {
+            tokio::task::yield_now().await;
+        }
         running.all.leave();
         own.leave();
         drop(permit);
@@ -160,7 +171,7 @@ fn load(limiter: &Limiter, running: &Arc<Running>, done: &AtomicBool) {
         let mut sent = 0;
         let mut tasks = tokio::task::JoinSet::new();
         while !done.load(SeqCst) {
-            if tasks.len() < 24 {
+            while tasks.len() < 24 {
                 let (limiter, running) = (limiter.clone(), Arc::clone(running));
                 tasks.spawn(request(limiter, sent % TENANTS, running));
                 sent += 1;
@@ -187,25 +198,53 @@ fn pair(first: Change, second: Change) {
             thread::yield_now();
         }
         let changes = pair.map(|one| {
-            let limiter = &limiter;
+            let (limiter, running) = (&limiter, &running);
             scope.spawn(move || {
                 for turn in 0..TURNS {
+                    let ended = running.ended.load(SeqCst);
                     change(limiter, one, turn, clears);
+                    while running.ended.load(SeqCst) < ended + 8 {
+                        thread::yield_now();
+                    }
                 }
             })
         });
         for thread in changes {
             thread.join().unwrap();
         }
-        // Whatever was paused or only pretended is not, and all waiters have their turn.
-        limiter.set_dry_run(false);
-        limiter.apply(file(0, true)).unwrap();
         done.store(true, SeqCst);
         for thread in loads {
             thread.join().unwrap();
         }
     });
+    assert_in_force_is_what_is_set(&limiter, pair);
+    limiter.set_dry_run(false);
+    limiter.apply(file(0, true)).unwrap();
     check(&limiter, &running, pair);
+}
+
+/// A tenant that is forgotten and comes again has what it had: nothing that was worked out before the
+/// last change was put in force after it.
+fn assert_in_force_is_what_is_set(limiter: &Limiter, pair: [Change; 2]) {
+    assert_eq!(not_what_is_set(limiter), None, "{pair:?}");
+}
+
+/// The first tenant whose rule changes when it is forgotten and comes again, with both rules.
+fn not_what_is_set(limiter: &Limiter) -> Option<(u64, Rule, Rule)> {
+    let rules = || {
+        let rows = limiter.snapshot().tenants.into_iter();
+        rows.map(|row| (row.tenant, (row.limit, row.weight, row.dry_run)))
+            .collect::<HashMap<_, _>>()
+    };
+    let before = rules();
+    limiter.evict_idle();
+    for tenant in before.keys() {
+        drop(limiter.try_acquire(tenant));
+    }
+    rules()
+        .into_iter()
+        .find(|(tenant, after)| before[tenant] != *after)
+        .map(|(tenant, after)| (tenant, before[&tenant], after))
 }
 
 fn check(limiter: &Limiter, running: &Running, pair: [Change; 2]) {
@@ -267,4 +306,50 @@ fn no_pair_of_changes_lets_more_in_than_any_settings_allow_part_3() {
 #[test]
 fn no_pair_of_changes_lets_more_in_than_any_settings_allow_part_4() {
     pairs(3);
+}
+
+/// How often the two changes of a pair are made at the same time.
+const ROUNDS: usize = 300;
+
+#[test]
+fn of_two_changes_at_once_none_is_undone_by_what_was_worked_out_before() {
+    let settings = &ALL[..11];
+    watched(move || {
+        for first in settings {
+            for second in settings {
+                at_once([*first, *second]);
+            }
+        }
+    });
+}
+
+fn at_once(pair: [Change; 2]) {
+    let limiter = Limiter::new(LIMIT)
+        .capacity(CAPACITY)
+        .evictor(manual(Duration::ZERO));
+    let (begin, end) = (Barrier::new(3), Barrier::new(3));
+    thread::scope(|scope| {
+        for (i, one) in pair.into_iter().enumerate() {
+            let (limiter, begin, end) = (&limiter, &begin, &end);
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    begin.wait();
+                    // Both at the same tenants, with other figures.
+                    change(limiter, one, round + i * TENANTS as usize, true);
+                    end.wait();
+                }
+            });
+        }
+        let mut wrong = None;
+        for _ in 0..ROUNDS {
+            for tenant in 0..TENANTS {
+                drop(limiter.try_acquire(&tenant));
+            }
+            begin.wait();
+            end.wait();
+            wrong = wrong.or_else(|| not_what_is_set(&limiter));
+        }
+        // Not before: the two threads would wait at a barrier for ever.
+        assert_eq!(wrong, None, "{pair:?}");
+    });
 }
