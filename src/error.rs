@@ -27,6 +27,28 @@ pub type BoxError = Box<dyn error::Error + Send + Sync>;
 ///     error.downcast_ref::<Rejected>().is_some()
 /// }
 /// ```
+///
+/// Where the inner service fails with a `BoxError`, as that of `tower::timeout` does, and a spawned
+/// block calls the service, the compiler says "implementation of `From` is not general enough". It
+/// accepts an `async fn` that is generic over the service, and a boxed service:
+///
+/// ```
+/// # use std::time::Duration;
+/// use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
+/// use tower_tenant::TenantConcurrencyLayer;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), BoxError> {
+/// let layer = TenantConcurrencyLayer::new(4, |tenant: &String| Some(tenant.clone()));
+/// let service = ServiceBuilder::new()
+///     .boxed_clone()
+///     .layer(layer)
+///     .timeout(Duration::from_secs(1))
+///     .service(service_fn(|_: String| async { Ok::<_, BoxError>(()) }));
+/// tokio::spawn(async move { service.oneshot("acme".to_owned()).await }).await??;
+/// # Ok(())
+/// # }
+/// ```
 pub struct Error(Kind);
 
 enum Kind {
