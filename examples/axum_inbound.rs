@@ -1,12 +1,12 @@
 //! One tenant floods an axum server; the others do not notice.
 //!
 //! ```text
-//! cargo run --example axum_inbound
+//! cargo run -p examples --example axum_inbound
 //! ```
 //!
 //! The handler counts how many requests of each tenant it runs at once. If that was ever more than
 //! the cap, the example exits with 1. To see that happen, and what the others feel then, let the
-//! layer admit more than the handler expects: `LIMIT=64 cargo run --example axum_inbound`.
+//! layer admit more than the handler expects: `LIMIT=64 cargo run -p examples --example axum_inbound`.
 
 use std::{
     collections::HashMap,

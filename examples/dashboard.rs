@@ -2,7 +2,7 @@
 //! crowd of small ones.
 //!
 //! ```text
-//! cargo run --release --example dashboard --features inspect
+//! cargo run --release -p examples --example dashboard
 //! ```
 //!
 //! Then open the address it prints. The page can pause a tenant, and change its limit. With

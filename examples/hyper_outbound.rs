@@ -1,12 +1,12 @@
 //! Callbacks to the receivers of several customers, with a cap for each customer.
 //!
 //! ```text
-//! cargo run --example hyper_outbound
+//! cargo run -p examples --example hyper_outbound
 //! ```
 //!
 //! The receiver counts how many callbacks of each customer it works on at once, to the end of its
 //! answer. If that was ever more than the cap, the example exits with 1. To see that happen, let
-//! the layer admit more than the receiver expects, `LIMIT=8 cargo run --example hyper_outbound`, or
+//! the layer admit more than the receiver expects, `LIMIT=8 cargo run -p examples --example hyper_outbound`, or
 //! leave out `hold_body()`.
 
 use std::{

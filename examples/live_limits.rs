@@ -1,7 +1,7 @@
 //! Limits in a file, put in force while requests run whenever the file changes.
 //!
 //! ```text
-//! cargo run --features serde --example live_limits
+//! cargo run -p examples --example live_limits
 //! ```
 //!
 //! It writes the file itself, four times in four seconds, the third time with a mistake in it, and

@@ -2,7 +2,7 @@
 //! attempts that are repeated.
 //!
 //! ```text
-//! cargo run --example reqwest_outbound --features reqwest-middleware
+//! cargo run -p examples --example reqwest_outbound
 //! ```
 //!
 //! The receivers fail now and then, and count how many callbacks of each customer they work on at

@@ -2,7 +2,7 @@
 //! they ask for.
 //!
 //! ```text
-//! cargo run --example tonic_inbound --features tonic
+//! cargo run -p examples --example tonic_inbound
 //! ```
 //!
 //! The service counts how many streams of each tenant are open. If that was ever more than the cap,

@@ -1,7 +1,7 @@
 //! A cap on the open WebSockets of each tenant, and a health check that is exempt.
 //!
 //! ```text
-//! cargo run --example websocket
+//! cargo run -p examples --example websocket
 //! ```
 //!
 //! The slot of a request ends with its response, which for a WebSocket is the head with status 101.

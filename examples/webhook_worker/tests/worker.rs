@@ -1,17 +1,13 @@
-//! The worker of the example `webhook_worker`, as a process of its own that is killed.
-//!
-//! `cargo test` builds it along with the tests; for this file alone:
-//! `cargo build --all-features --example webhook_worker` first.
+//! The worker, as a process of its own that is killed.
 
 #[allow(dead_code, reason = "the worker uses the other part")]
-#[path = "../examples/webhook_worker/outbox.rs"]
+#[path = "../src/outbox.rs"]
 mod outbox;
+#[path = "../../../tests/support/mod.rs"]
 mod support;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    env,
-    env::consts::EXE_SUFFIX,
     fs,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard},
@@ -121,13 +117,9 @@ fn database(name: &str, customers: &[(Customer, usize)]) -> PathBuf {
 }
 
 fn start_worker(database: &Path) -> Child {
-    // Tests are in the folder beside that of the examples.
-    let tests = env::current_exe().unwrap();
-    let built = tests.ancestors().nth(2).unwrap();
-    let worker = built.join(format!("examples/webhook_worker{EXE_SUFFIX}"));
-    let mut command = Command::new(worker);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_webhook_worker"));
     command.arg("--worker").arg(database).kill_on_drop(true);
-    command.spawn().expect("the example was built")
+    command.spawn().unwrap()
 }
 
 async fn ended_well(mut worker: Child) -> bool {

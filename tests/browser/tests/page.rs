@@ -1,11 +1,9 @@
 //! The page of the live view in headless Chromium: what it shows is what the limiter tells.
 
-#![cfg(feature = "inspect")]
-
-#[path = "support/browser.rs"]
 mod browser;
+#[path = "../../support/mod.rs"]
 mod support;
-#[path = "support/wire.rs"]
+#[path = "../../support/wire.rs"]
 mod wire;
 
 use std::{

@@ -2,7 +2,7 @@
 //! capacity that all tenants share.
 //!
 //! ```text
-//! cargo run --release --example noisy_neighbour [chart.svg]
+//! cargo run --release -p noisy_neighbour [chart.svg]
 //! ```
 //!
 //! It prints a table and draws `target/noisy_neighbour.svg`, or the file it is told. The handler

@@ -1,7 +1,7 @@
 //! A worker that delivers webhooks from a table, with a cap for each customer.
 //!
 //! ```text
-//! cargo run --release --example webhook_worker
+//! cargo run --release -p webhook_worker
 //! ```
 //!
 //! It starts a receiver for each customer, of which one fails, one fails at first and one never
