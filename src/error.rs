@@ -2,7 +2,7 @@
 
 use std::{error, fmt};
 
-use crate::reject::Rejected;
+use crate::rejected::Rejected;
 
 /// Any error.
 pub type BoxError = Box<dyn error::Error + Send + Sync>;

@@ -37,125 +37,78 @@
     warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::todo)
 )]
 
-mod acquire;
-mod backoff;
-#[cfg(feature = "http")]
-mod body;
-#[cfg(feature = "http")]
-mod body_errors;
 mod capacity;
-mod clock;
-mod contain;
-mod drain;
-mod entry;
 mod error;
-mod evict;
-mod exempt;
-mod face;
-mod fair;
-mod future;
+mod extract;
 mod gate;
-#[cfg(feature = "tonic")]
-mod grpc;
-mod holds;
-mod home;
 #[cfg(feature = "http")]
 mod http;
-#[cfg(feature = "http")]
-mod http_key;
 #[cfg(feature = "inspect")]
 mod inspect;
-mod key;
-mod layer;
-#[cfg(feature = "http")]
-mod length;
 mod limiter;
 mod limits;
-mod live;
-mod max_hold;
-#[cfg(feature = "metrics")]
-mod metrics;
-mod missing;
 #[cfg(all(test, tenant_loom))]
 mod model;
 mod observe;
-mod overflow;
-mod overrides;
-mod owners;
-mod permit;
-mod pool;
-mod queue;
-#[cfg(feature = "http")]
-mod rate_limit;
-mod reject;
+mod rejected;
 #[cfg(feature = "reqwest")]
 mod reqwest;
-#[cfg(feature = "reqwest-middleware")]
-mod reqwest_middleware;
 mod service;
-mod settings;
-mod shared;
-#[cfg(feature = "http")]
-mod shared_permit;
-mod snapshot;
-mod stats;
-mod sweeper;
-mod sync;
-mod table;
 mod tenant;
-mod timer;
-#[cfg(feature = "tracing")]
-mod trace;
-mod waiter;
-mod wake;
-mod word;
+mod util;
 
 pub use crate::{
     capacity::Capacity,
-    drain::Left,
     error::{BoxError, Error},
-    evict::Evictor,
-    exempt::Exempt,
-    face::{Errors, Face},
-    future::ResponseFuture,
-    key::{Borrowed, ExtractTenant, IntoTenant, NoTenant, TryBorrowed, borrowed, try_borrowed},
-    layer::TenantConcurrencyLayer,
-    limiter::TenantLimiter,
-    limits::Limits,
-    max_hold::MaxHold,
-    missing::MissingTenant,
+    extract::{
+        Borrowed, ExtractTenant, IntoTenant, NoTenant, TryBorrowed, borrowed, exempt::Exempt,
+        missing::MissingTenant, try_borrowed,
+    },
+    limiter::{
+        TenantLimiter,
+        drain::Left,
+        evictor::Evictor,
+        overflow::Overflow,
+        permit::Permit,
+        snapshot::{Column, Snapshot, TenantSnapshot},
+        stats::Stats,
+    },
+    limits::{
+        Limits,
+        overrides::Override,
+        settings::{NoCapacity, Settings},
+    },
     observe::{Ending, Event, Observer},
-    overflow::Overflow,
-    overrides::Override,
-    permit::Permit,
-    reject::{RejectReason, Rejected},
-    service::TenantConcurrency,
-    settings::{NoCapacity, Settings},
-    snapshot::{Column, Snapshot, TenantSnapshot},
-    stats::Stats,
+    rejected::{RejectReason, Rejected},
+    service::{
+        future::ResponseFuture,
+        layer::TenantConcurrencyLayer,
+        mode::{Errors, Face},
+        service::TenantConcurrency,
+    },
+    tenant::max_hold::MaxHold,
 };
 
 #[cfg(feature = "http")]
 pub use crate::{
-    body::ResponseBody,
-    body_errors::BodyErrors,
-    http::{Hold, Http, OnReject, Problem},
-    http_key::{FromExtension, FromHeader, FromHost, extension, header, host},
-    max_hold::HoldExpired,
-    shared_permit::SharedPermit,
+    extract::http::{FromExtension, FromHeader, FromHost, extension, header, host},
+    http::{
+        Hold, Http, OnReject, Problem, body::ResponseBody, client::BodyErrors, slot::SharedPermit,
+    },
+    tenant::max_hold::HoldExpired,
 };
 
 #[cfg(feature = "reqwest-middleware")]
-pub use crate::reqwest_middleware::TenantMiddleware;
+pub use crate::reqwest::middleware::TenantMiddleware;
 
 #[cfg(feature = "tonic")]
-pub use crate::grpc::Grpc;
+pub use crate::http::grpc::Grpc;
 
 #[cfg(feature = "metrics")]
-pub use crate::metrics::{Metrics, TenantMetrics};
+pub use crate::observe::metrics::{Metrics, TenantMetrics};
 
 #[cfg(feature = "tracing")]
-pub use crate::trace::Trace;
+pub use crate::observe::trace::Trace;
 
 #[cfg(feature = "inspect")]
 pub use crate::inspect::{Inspect, InspectFuture};

@@ -11,8 +11,8 @@ use crate::{
     error::BoxError,
     inspect::{
         Inspect,
-        answer::{Answer, Fault, done, pretended},
         guard::check_change,
+        response::{Answer, Fault, done, pretended},
         view::Named,
     },
     limits::Draft,

@@ -5,7 +5,7 @@ use http::{
     header::{self, AsHeaderName},
 };
 
-use crate::inspect::answer::Fault;
+use crate::inspect::response::Fault;
 
 /// Refuses what a page of another site has asked for, before anything is made of it.
 ///

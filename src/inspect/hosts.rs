@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use http::{HeaderMap, StatusCode, Uri, header, uri::Authority};
 
-use crate::inspect::answer::Fault;
+use crate::inspect::response::Fault;
 
 /// More of a host than this is not repeated.
 const REPEATED: usize = 256;

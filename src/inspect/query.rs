@@ -1,6 +1,6 @@
 //! What a request for a snapshot asks for.
 
-use crate::{inspect::answer::Fault, snapshot::Column};
+use crate::{inspect::response::Fault, limiter::snapshot::Column};
 
 /// As many rows as an answer has by default.
 const ROWS: usize = 100;

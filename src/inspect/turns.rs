@@ -19,7 +19,9 @@ use tokio::{
 };
 
 use crate::{
-    contain::contain, inspect::answer::Fault, limiter::TenantLimiter, snapshot::Snapshot, timer,
+    inspect::response::Fault,
+    limiter::{TenantLimiter, snapshot::Snapshot},
+    util::{panic::contain, timer},
 };
 
 /// For how long a snapshot is shared, by tokio's clock.

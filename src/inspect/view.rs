@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     inspect::{Inspect, query::Query},
-    snapshot::{Snapshot, TenantSnapshot, top_of},
+    limiter::snapshot::{Snapshot, TenantSnapshot, top_of},
 };
 
 /// Names are cut after so many characters.

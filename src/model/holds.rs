@@ -6,9 +6,11 @@ use loom::{future::block_on, sync::Arc, thread};
 
 use super::{TENANT, acquire, assert_at_rest, explore, limiter, poll, waiting};
 use crate::{
-    holds::{Bound, Holds},
     limiter::TenantLimiter,
-    max_hold::MaxHold,
+    tenant::{
+        holds::{Bound, Holds},
+        max_hold::MaxHold,
+    },
 };
 
 const LONGEST: MaxHold = MaxHold::after(Duration::from_secs(1)).bare_permits();

@@ -5,7 +5,10 @@ use std::collections::HashMap;
 use loom::thread;
 
 use super::{TENANT, acquire, explore, explore_to, limiter, poll};
-use crate::{limiter::TenantLimiter, overrides::Override, settings::Settings};
+use crate::{
+    limiter::TenantLimiter,
+    limits::{overrides::Override, settings::Settings},
+};
 
 const OTHER: u8 = TENANT + 1;
 

@@ -1,0 +1,198 @@
+//! The response body that keeps a permit.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use http::Response;
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+
+use crate::{
+    error::BoxError,
+    http::{
+        length::{Asked, Remaining},
+        slot::{Deadline, Slot, end},
+    },
+    observe::Ending,
+    tenant::max_hold::HoldExpired,
+};
+
+pin_project! {
+    /// A response body that keeps the permit of its request until it ends, fails or is dropped,
+    /// whichever is first; or the body of a refusal.
+    ///
+    /// It ends with the frame after which the inner body says that it has ended. Frames, size hint
+    /// and end of stream are those of the inner body. Dropped when all of the response was handed
+    /// out, it has [completed](crate::Ending::Completed) all the same: servers drop a body that has
+    /// given as much as its `Content-Length` says.
+    ///
+    /// Its errors are those of the inner body, or [`HoldExpired`].
+    #[derive(Debug)]
+    pub struct ResponseBody<B> {
+        #[pin]
+        kind: Kind<B>,
+        remaining: Remaining,
+        // Declared last so that the inner body is dropped before the slot it stands for is free.
+        slot: Option<Slot>,
+        // Only if the response is to end when the slot is taken back.
+        deadline: Option<Deadline>,
+    }
+}
+
+pin_project! {
+    #[project = KindProj]
+    #[derive(Debug)]
+    enum Kind<B> {
+        Inner { #[pin] body: B },
+        Text { text: Option<String> },
+    }
+}
+
+impl<B: Body> ResponseBody<B> {
+    /// Lets the body of the response to a request that asked so keep the slot.
+    pub(crate) fn hold(
+        response: Response<B>,
+        asked: Asked,
+        mut slot: Option<Slot>,
+    ) -> Response<Self> {
+        let remaining = Remaining::after(asked, &response);
+        if response.body().is_end_stream() {
+            end(slot.take(), Ending::Completed);
+        }
+        if remaining.is_nothing() {
+            complete(slot.as_ref());
+        }
+        let deadline = slot.as_ref().and_then(Slot::deadline);
+        response.map(|body| Self {
+            kind: Kind::Inner { body },
+            remaining,
+            slot,
+            deadline,
+        })
+    }
+}
+
+impl<B> ResponseBody<B>
+where
+    B: Body<Error: Into<BoxError>>,
+    B::Data: From<String>,
+{
+    fn poll_inner(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
+        let mut this = self.project();
+        let mut body = match this.kind.as_mut().project() {
+            KindProj::Inner { body } => body,
+            KindProj::Text { text } => {
+                let frame = text.take().map(|text| Frame::data(text.into()));
+                return Poll::Ready(frame.map(Ok));
+            }
+        };
+        let frame = ready!(body.as_mut().poll_frame(cx));
+        let ending = match &frame {
+            Some(Ok(_)) if !body.is_end_stream() => None,
+            Some(Err(_)) => Some(Ending::Failed),
+            _ => Some(Ending::Completed),
+        };
+        if let Some(ending) = ending {
+            end(this.slot.take(), ending);
+            *this.deadline = None;
+        } else if let Some(Ok(frame)) = &frame {
+            if this.remaining.take(frame) {
+                complete(this.slot.as_ref());
+            }
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+    }
+}
+
+impl<B> ResponseBody<B> {
+    /// Ends the response, whose slot was taken back.
+    fn cut(self: Pin<&mut Self>) -> HoldExpired {
+        let mut this = self.project();
+        this.kind.set(Kind::Text { text: None });
+        *this.slot = None;
+        *this.deadline = None;
+        HoldExpired
+    }
+
+    /// The body of a response that keeps no slot.
+    pub(crate) fn free(body: B) -> Self {
+        Self {
+            kind: Kind::Inner { body },
+            remaining: Remaining::default(),
+            slot: None,
+            deadline: None,
+        }
+    }
+
+    pub(crate) fn text(text: String) -> Self {
+        Self {
+            kind: Kind::Text {
+                text: Some(text).filter(|text| !text.is_empty()),
+            },
+            remaining: Remaining::default(),
+            slot: None,
+            deadline: None,
+        }
+    }
+}
+
+// What layers further out that make up responses ask for, such as tower-http's `Cors`.
+impl<B: Default> Default for ResponseBody<B> {
+    fn default() -> Self {
+        Self::free(B::default())
+    }
+}
+
+impl<B> Body for ResponseBody<B>
+where
+    B: Body<Error: Into<BoxError>>,
+    B::Data: From<String>,
+{
+    type Data = B::Data;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
+        if self.deadline.as_ref().is_some_and(Deadline::has_come) {
+            return Poll::Ready(Some(Err(self.cut().into())));
+        }
+        let frame = self.as_mut().poll_inner(cx);
+        match &self.deadline {
+            Some(deadline) if frame.is_pending() => {
+                ready!(deadline.poll(cx));
+                Poll::Ready(Some(Err(self.cut().into())))
+            }
+            _ => frame,
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            Kind::Inner { body } => body.is_end_stream(),
+            Kind::Text { text } => text.is_none(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            Kind::Inner { body } => body.size_hint(),
+            Kind::Text { text } => {
+                SizeHint::with_exact(text.as_ref().map_or(0, String::len) as u64)
+            }
+        }
+    }
+}
+
+/// Nothing has to come any more: dropping the body does not cut the response short.
+fn complete(slot: Option<&Slot>) {
+    if let Some(slot) = slot {
+        slot.mark(Ending::Completed);
+    }
+}

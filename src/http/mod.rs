@@ -1,0 +1,357 @@
+//! Refusals as HTTP responses, and permits held by response bodies.
+
+pub(crate) mod body;
+pub(crate) mod client;
+#[cfg(feature = "tonic")]
+pub(crate) mod grpc;
+pub(crate) mod length;
+pub(crate) mod rate_limit;
+pub(crate) mod slot;
+
+use std::fmt;
+
+use http::{Extensions, HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use http_body::Body;
+
+use crate::{
+    http::{
+        body::ResponseBody,
+        length::Asked,
+        slot::{SharedPermit, Slot, end},
+    },
+    limiter::permit::Permit,
+    observe::Ending,
+    rejected::{RejectReason, Rejected},
+    service::{
+        layer::TenantConcurrencyLayer,
+        mode::{Errors, Face, sealed},
+    },
+};
+
+/// How long an admitted HTTP request keeps its permit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Hold {
+    /// To the end of the response body: its last frame, its error, or its drop.
+    #[default]
+    Body,
+    /// To the response head. The body, however long it streams, counts for nothing.
+    Head,
+}
+
+impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
+    /// Answers refused requests with a response, and leaves the errors of the inner service alone.
+    ///
+    /// | refused for | status |
+    /// |---|---|
+    /// | the limit, the queue or the wait of the tenant | 429 Too Many Requests |
+    /// | the shared capacity, a closed limiter, or a full table | 503 Service Unavailable |
+    /// | a missing or invalid tenant | 400 Bad Request |
+    ///
+    /// The response has a `Retry-After` header, unless it is a 400, and a body of the type
+    /// `application/problem+json` ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)). A
+    /// [`Rejected`] in its extensions marks it as made here, to be told from a 429 of the inner
+    /// service.
+    ///
+    /// The permit is held to the end of the response body; [`hold`](Self::hold) changes that.
+    pub fn http(self) -> TenantConcurrencyLayer<K, X, Http> {
+        self.map_face(|Errors(())| Http {
+            hold: Hold::default(),
+            policy: None,
+            share: false,
+            on_reject: Problem(()),
+        })
+    }
+}
+
+impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
+    /// Sets how long an admitted request keeps its permit.
+    pub fn hold(self, hold: Hold) -> Self {
+        self.map_face(|face| Http { hold, ..face })
+    }
+
+    /// Puts a [`SharedPermit`] into the extensions of each admitted request, for the work that a
+    /// handler leaves behind: while a clone of it lives, the slot is in use.
+    ///
+    /// What keeps the slot is the response, as [`hold`](Self::hold) says, and whatever holds a
+    /// clone: the request itself until it is dropped, what the handler has moved one into, and
+    /// whoever clones the extensions. A connection that is upgraded is none of these: its slot
+    /// ends with the head of the response (101, or 200 to an extended CONNECT), unless the task
+    /// that serves it holds a clone.
+    ///
+    /// A request that is not limited, because it is [exempt](Self::exempt) or
+    /// [bypasses](crate::MissingTenant::Bypass) the limit, gets no handle.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use axum::{Extension, Router, routing::post};
+    /// use tower_tenant::{SharedPermit, TenantConcurrencyLayer, header};
+    ///
+    /// async fn import(Extension(permit): Extension<SharedPermit>) -> &'static str {
+    ///     tokio::task::spawn_blocking(move || {
+    ///         // Takes minutes; meanwhile the tenant has one slot less.
+    ///         drop(permit);
+    ///     });
+    ///     "started"
+    /// }
+    ///
+    /// let layer = TenantConcurrencyLayer::<String, _>::new(2, header("x-tenant-id"))
+    ///     .http()
+    ///     .share_permit();
+    /// let app: Router = Router::new().route("/import", post(import)).layer(layer);
+    /// ```
+    pub fn share_permit(self) -> Self {
+        self.map_face(|face| Http {
+            share: true,
+            ..face
+        })
+    }
+
+    /// Tells callers their limit: adds `RateLimit-Policy` and `RateLimit` to responses, as
+    /// [draft-ietf-httpapi-ratelimit-headers](https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/)
+    /// has them, with the quota unit `concurrent-requests` and a policy called `name`.
+    ///
+    /// An admitted request is told the limit of its tenant and how many more requests it may have
+    /// in flight when the response begins, which is at least one in a [dry
+    /// run](crate::TenantLimiter::set_dry_run); one that is refused for the limit, queue or wait of its
+    /// tenant is told that there are none, and when to come back. Other refusals, and requests that
+    /// are not limited, are told nothing. What the inner service says of policies of its own stays.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `name` is empty, or has quotes, backslashes or anything but printable ASCII.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{TenantConcurrencyLayer, header};
+    ///
+    /// let layer = TenantConcurrencyLayer::<String, _>::new(4, header("x-tenant-id"))
+    ///     .http()
+    ///     .rate_limit_headers("tenant"); // RateLimit: "tenant";r=3
+    /// ```
+    #[track_caller]
+    pub fn rate_limit_headers(self, name: &'static str) -> Self {
+        assert!(
+            rate_limit::is_name(name),
+            "the name of a rate limit policy is printable ASCII without quotes and backslashes"
+        );
+        self.map_face(|face| Http {
+            policy: Some(name),
+            ..face
+        })
+    }
+
+    /// Answers refused requests with what `on_reject` makes of the refusal: a closure
+    /// `Fn(&Rejected) -> http::Response<B>`, where `B` is the body of the inner service.
+    ///
+    /// It is asked for every refusal, those with 503 and 400 too: [`Rejected::status`] tells. The
+    /// response is marked by a [`Rejected`] in its extensions, and has a `Retry-After` unless it
+    /// brings its own, all the same.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use axum::body::Body;
+    /// use http::Response;
+    /// use tower_tenant::{Rejected, TenantConcurrencyLayer, header};
+    ///
+    /// let layer = TenantConcurrencyLayer::<String, _>::new(4, header("x-tenant-id"))
+    ///     .http()
+    ///     .on_reject(|rejected: &Rejected| {
+    ///         let mut response = Response::new(Body::from(rejected.to_string()));
+    ///         *response.status_mut() = rejected.status();
+    ///         response
+    ///     });
+    /// ```
+    pub fn on_reject<G, B>(self, on_reject: G) -> TenantConcurrencyLayer<K, X, Http<G>>
+    where
+        G: Fn(&Rejected) -> Response<B>,
+    {
+        self.map_face(|face| Http {
+            hold: face.hold,
+            policy: face.policy,
+            share: face.share,
+            on_reject,
+        })
+    }
+}
+
+/// Refusals are HTTP responses; made by [`TenantConcurrencyLayer::http`].
+#[derive(Clone, Copy)]
+pub struct Http<R = Problem> {
+    pub(crate) hold: Hold,
+    pub(crate) policy: Option<&'static str>,
+    pub(crate) share: bool,
+    pub(crate) on_reject: R,
+}
+
+/// Makes the response to a refused request.
+///
+/// Closures `Fn(&Rejected) -> http::Response<B>` do.
+pub trait OnReject<B> {
+    /// Returns the response to a refused request that had these headers.
+    fn respond(&self, rejected: &Rejected, headers: &HeaderMap) -> Response<ResponseBody<B>>;
+}
+
+impl<B: Body, F: Fn(&Rejected) -> Response<B>> OnReject<B> for F {
+    fn respond(&self, rejected: &Rejected, _: &HeaderMap) -> Response<ResponseBody<B>> {
+        self(rejected).map(ResponseBody::free)
+    }
+}
+
+/// The response to a refused request unless another is asked for: status, `Retry-After`, and a
+/// small problem document.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem(pub(crate) ());
+
+impl<B> OnReject<B> for Problem {
+    fn respond(&self, rejected: &Rejected, _: &HeaderMap) -> Response<ResponseBody<B>> {
+        let status = rejected.status();
+        let mut response = Response::new(ResponseBody::text(problem(status, rejected)));
+        *response.status_mut() = status;
+        response.headers_mut().insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
+        response
+    }
+}
+
+impl Rejected {
+    /// Returns the status that goes with the refusal: 429 for the tenant's own limit, queue or
+    /// wait, 503 for what is not up to the tenant, 400 for a request without a usable tenant.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        match self.reason() {
+            RejectReason::AtLimit
+            | RejectReason::QueueFull
+            | RejectReason::WaitExpired
+            | RejectReason::Paused => StatusCode::TOO_MANY_REQUESTS,
+            RejectReason::AtCapacity
+            | RejectReason::CapacityQueueFull
+            | RejectReason::CapacityWaitExpired
+            | RejectReason::Closed
+            | RejectReason::TableFull => StatusCode::SERVICE_UNAVAILABLE,
+            RejectReason::MissingTenant | RejectReason::InvalidTenant => StatusCode::BAD_REQUEST,
+        }
+    }
+}
+
+// Every member is a number or one of our own words, so nothing needs escaping.
+fn problem(status: StatusCode, rejected: &Rejected) -> String {
+    format!(
+        r#"{{"type":"about:blank","title":"{}","status":{},"detail":"{}","reason":"{}"}}"#,
+        status.canonical_reason().unwrap_or_default(),
+        status.as_u16(),
+        rejected.reason(),
+        rejected.reason().as_str(),
+    )
+}
+
+/// Puts a handle on the permit where the handler finds it.
+fn share(extensions: &mut Extensions, permit: Permit) -> Slot {
+    let (slot, handle) = SharedPermit::new(permit, extensions.remove());
+    extensions.insert(handle);
+    slot
+}
+
+/// Makes the response to a refused request that had these headers, and marks it.
+pub(crate) fn refusal<B>(
+    on_reject: &impl OnReject<B>,
+    headers: &HeaderMap,
+    rejected: Rejected,
+) -> Response<ResponseBody<B>> {
+    let mut response = on_reject.respond(&rejected, headers);
+    if let Some(delay) = rejected.retry_after() {
+        let header = response.headers_mut().entry(header::RETRY_AFTER);
+        header.or_insert_with(|| delay.as_secs().into());
+    }
+    response.extensions_mut().insert(rejected);
+    response
+}
+
+/// What an admitted request takes along.
+#[derive(Debug, Default)]
+pub struct HttpGuard {
+    hold: Hold,
+    policy: Option<&'static str>,
+    asked: Asked,
+    slot: Option<Slot>,
+}
+
+impl<R> sealed::Sealed for Http<R> {}
+
+impl<R, Q, B, E> Face<Request<Q>, Response<B>, E> for Http<R>
+where
+    R: OnReject<B> + Clone,
+    B: Body,
+{
+    type Response = Response<ResponseBody<B>>;
+    type Error = E;
+    type Guard = HttpGuard;
+
+    fn admit(&self, req: &mut Request<Q>, permit: Option<Permit>) -> Self::Guard {
+        let slot = permit.map(|permit| match self.share {
+            true => share(req.extensions_mut(), permit),
+            false => Slot::Sole(permit),
+        });
+        HttpGuard {
+            hold: self.hold,
+            policy: self.policy,
+            asked: Asked::by(req.method()),
+            slot,
+        }
+    }
+
+    fn finish(
+        mut guard: HttpGuard,
+        mut result: Result<Response<B>, E>,
+    ) -> Result<Self::Response, E> {
+        if let (Some(policy), Ok(response)) = (guard.policy, &mut result) {
+            if let Some((limit, remaining)) = guard.slot.as_ref().and_then(Slot::figures) {
+                rate_limit::admitted(response.headers_mut(), policy, limit, remaining);
+            }
+        }
+        if guard.hold == Hold::Head {
+            end(guard.slot.take(), Ending::of(&result));
+        }
+        held_by_body(result, guard.asked, guard.slot)
+    }
+
+    fn refuse(&self, req: &Request<Q>, rejected: Rejected) -> Result<Self::Response, E> {
+        let mut response = refusal(&self.on_reject, req.headers(), rejected);
+        if let Some(policy) = self.policy {
+            rate_limit::refused(response.headers_mut(), policy, &rejected);
+        }
+        Ok(response)
+    }
+
+    fn fail(error: E) -> E {
+        error
+    }
+}
+
+pub(crate) fn held_by_body<B: Body, E>(
+    result: Result<Response<B>, E>,
+    asked: Asked,
+    slot: Option<Slot>,
+) -> Result<Response<ResponseBody<B>>, E> {
+    match result {
+        Ok(response) => Ok(ResponseBody::hold(response, asked, slot)),
+        Err(error) => {
+            end(slot, Ending::Failed);
+            Err(error)
+        }
+    }
+}
+
+impl<R> fmt::Debug for Http<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Http")
+            .field("hold", &self.hold)
+            .field("share", &self.share)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,216 @@
+//! Waiting for a slot.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use pin_project_lite::pin_project;
+use tokio::time::Sleep;
+
+use crate::{
+    gate::{
+        Joined,
+        state::Word,
+        waiter::{Outcome, Waiter},
+    },
+    limiter::{overflow::Overflow, permit::Permit},
+    observe::Event,
+    rejected::{RejectReason, Rejected},
+    tenant::entry::{Held, Node},
+    util::{panic::contain, sync::Arc, timer},
+};
+
+/// How a request that is not refused goes on.
+pub(crate) enum Attempt {
+    Admitted(Permit),
+    Waits(Held),
+}
+
+/// Takes a slot if there is room; else decides whether the request may take one of `places` to
+/// wait.
+// Left to itself the compiler calls it, which costs an admitted request a sixth of its
+// instructions.
+#[inline(always)]
+pub(crate) fn attempt<T>(node: Arc<Node<T>>, places: usize) -> Result<Attempt, Rejected>
+where
+    T: Send + Sync + 'static,
+{
+    match node.entry.gate.enter_fast() {
+        true => Ok(Attempt::Admitted(Permit::of_taken(node.into()))),
+        false => attempt_slowly(node.into(), places),
+    }
+}
+
+#[cold]
+fn attempt_slowly(held: Held, places: usize) -> Result<Attempt, Rejected> {
+    match held.try_enter(places) {
+        Ok(Some(entered)) => {
+            held.note_pretended(places, entered);
+            Ok(Attempt::Admitted(Permit::admitted(held, None)))
+        }
+        Ok(None) => Ok(Attempt::Waits(held)),
+        Err(rejected) => Err(held.refused(rejected, None)),
+    }
+}
+
+pin_project! {
+    /// Takes a slot, waiting for it as the overflow policy allows.
+    ///
+    /// The request arrives at the first poll. Dropping the future gives up its place in the line,
+    /// or the slot that it was granted and did not collect.
+    #[derive(Debug)]
+    pub(crate) struct Acquire {
+        place: Place,
+        overflow: Overflow,
+        #[pin]
+        deadline: Option<Sleep>,
+    }
+}
+
+impl Acquire {
+    pub(crate) fn new(held: Held, overflow: Overflow) -> Self {
+        Self {
+            place: Place {
+                held,
+                waiter: None,
+                arrival: None,
+            },
+            overflow,
+            deadline: None,
+        }
+    }
+}
+
+impl Future for Acquire {
+    type Output = Result<Permit, Rejected>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        if this.place.waiter.is_none() {
+            if let Poll::Ready(result) = this.place.arrive(this.overflow.places(), cx) {
+                return Poll::Ready(result);
+            }
+            if this.overflow.longest_wait() < Duration::MAX {
+                this.deadline
+                    .set(timer::sleep(this.overflow.longest_wait()));
+                if this.deadline.is_none() {
+                    return Poll::Ready(this.place.expire(this.overflow.places()));
+                }
+            }
+        }
+        let places = this.overflow.places();
+        let result = match (
+            this.place.poll(places, cx),
+            this.deadline.as_mut().as_pin_mut(),
+        ) {
+            (Poll::Ready(result), _) => result,
+            (Poll::Pending, Some(deadline)) => {
+                ready!(timer::poll(deadline, cx));
+                this.place.expire(places)
+            }
+            (Poll::Pending, None) => return Poll::Pending,
+        };
+        // It holds a waker: should its drop panic when this future is dropped, which is after the
+        // permit has gone out of it, the permit would be lost.
+        contain(|| this.deadline.set(None));
+        Poll::Ready(result)
+    }
+}
+
+/// A place in the line of a tenant, or the slot that it became.
+#[derive(Debug)]
+struct Place {
+    held: Held,
+    // Present from the arrival to the end of the wait.
+    waiter: Option<Arc<Waiter>>,
+    // What a dry run says of the request is told of its arrival, once it is admitted.
+    arrival: Option<Word>,
+}
+
+impl Place {
+    /// Takes a slot, or one of `places` in the line, or neither.
+    fn arrive(&mut self, places: usize, cx: &mut Context<'_>) -> Poll<Result<Permit, Rejected>> {
+        let rejected = match self.held.join(places, cx.waker()) {
+            Joined::Entered(entered) => {
+                self.held.note_pretended(places, entered);
+                return Poll::Ready(Ok(Permit::admitted(self.held.clone(), None)));
+            }
+            Joined::Waiting(waiter, word) => {
+                self.waiter = Some(waiter);
+                self.arrival = Some(word);
+                self.held.note(Event::Queued);
+                return Poll::Pending;
+            }
+            Joined::Refused(word) => self.held.refuse(places, word),
+            Joined::Crowded(word) => self.held.reject(RejectReason::CapacityQueueFull, word),
+        };
+        Poll::Ready(Err(self.held.refused(rejected, None)))
+    }
+
+    fn poll(&mut self, places: usize, cx: &mut Context<'_>) -> Poll<Result<Permit, Rejected>> {
+        match &self.waiter {
+            Some(waiter) => waiter.poll(cx).map(|outcome| self.end(places, outcome)),
+            None => Poll::Pending,
+        }
+    }
+
+    /// How long the wait has lasted.
+    fn waited(&self, waiter: &Waiter) -> Duration {
+        self.held.home.elapsed(waiter.since)
+    }
+
+    /// Ends the wait because its time is up; a slot granted meanwhile is kept.
+    fn expire(&mut self, places: usize) -> Result<Permit, Rejected> {
+        match self.waiter.as_ref().and_then(|waiter| self.leave(waiter)) {
+            Some(outcome) => self.end(places, outcome),
+            None => self.refuse(self.held.expire()),
+        }
+    }
+
+    fn end(&mut self, places: usize, outcome: Outcome) -> Result<Permit, Rejected> {
+        let (reason, word) = match outcome {
+            Outcome::Granted => return Ok(self.admit(places)),
+            Outcome::Refused(word) => (RejectReason::Paused, word),
+            Outcome::Displaced(word) => (RejectReason::CapacityQueueFull, word),
+        };
+        self.refuse(self.held.reject(reason, word))
+    }
+
+    fn admit(&mut self, places: usize) -> Permit {
+        let waited = self.waiter.take().map(|waiter| self.waited(&waiter));
+        if let Some(word) = self.arrival {
+            self.held.note_pretended(places, word.into());
+        }
+        Permit::admitted(self.held.clone(), waited)
+    }
+
+    /// Ends the wait without a slot.
+    fn refuse(&mut self, rejected: Rejected) -> Result<Permit, Rejected> {
+        let waited = self.waiter.take().map(|waiter| self.waited(&waiter));
+        Err(self.held.refused(rejected, waited))
+    }
+
+    /// Leaves the line. What was decided about the wait, if it no longer was in the line.
+    fn leave(&self, waiter: &Arc<Waiter>) -> Option<Outcome> {
+        match self.held.abandon(waiter) {
+            true => None,
+            false => waiter.outcome(),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let Some(waiter) = self.waiter.take() else {
+            return;
+        };
+        if self.leave(&waiter) == Some(Outcome::Granted) {
+            self.held.give_back();
+        }
+        let waited = self.waited(&waiter);
+        self.held.note(Event::Cancelled { waited });
+    }
+}

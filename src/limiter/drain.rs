@@ -1,0 +1,186 @@
+//! The end of a limiter: refusing who comes, and waiting for who is in flight.
+
+use std::{
+    error, fmt,
+    future::{Future, poll_fn},
+    pin::pin,
+    task::Poll,
+    time::Duration,
+};
+
+use crate::{
+    limiter::TenantLimiter,
+    tenant::entry::Entry,
+    util::{sync::Ordering, timer},
+};
+
+/// What was left when the time of a [drain](TenantLimiter::drain_for) was up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Left {
+    /// How many requests were in flight, over all tenants and those that name none.
+    pub in_flight: usize,
+    /// How many requests waited.
+    pub waiting: usize,
+}
+
+impl fmt::Display for Left {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { in_flight, waiting } = self;
+        write!(
+            f,
+            "{in_flight} requests in flight and {waiting} waiting when the time was up"
+        )
+    }
+}
+
+impl error::Error for Left {}
+
+impl<K> TenantLimiter<K> {
+    /// Refuses all requests from now on, and all that wait.
+    ///
+    /// Requests in flight are not touched; [`drain`](Self::drain) waits for them.
+    pub fn close(&self) {
+        self.shut(Entry::close);
+    }
+
+    /// Refuses all requests from now on, and lets those that wait already have their turn.
+    ///
+    /// [`close`](Self::close) refuses them, too, also later. [`drain`](Self::drain) waits for them
+    /// and for those in flight.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_tenant::{Overflow, TenantLimiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// let limiter = TenantLimiter::<u64>::new(1).overflow(Overflow::queue(8));
+    /// let running = limiter.acquire(&7).await.unwrap();
+    /// let waiting = tokio::spawn({
+    ///     let limiter = limiter.clone();
+    ///     async move { limiter.acquire(&7).await }
+    /// });
+    /// tokio::task::yield_now().await;
+    ///
+    /// limiter.close_to_newcomers();
+    /// assert!(limiter.acquire(&7).await.is_err());
+    /// drop(running);
+    /// drop(waiting.await.unwrap().unwrap());
+    /// limiter.drain_for(Duration::from_secs(30)).await.unwrap();
+    /// # }
+    /// ```
+    pub fn close_to_newcomers(&self) {
+        self.shut(Entry::close_to_newcomers);
+    }
+
+    fn shut(&self, shut: fn(&Entry)) {
+        self.shared.closed.store(true, Ordering::Release);
+        // An entry that is not in the table yet will not get there open.
+        self.shared.limits.raise_edition();
+        shut(&self.shared.nameless().entry);
+        for entries in self.shared.table.entries() {
+            for tracked in entries.iter() {
+                shut(&tracked.entry);
+            }
+        }
+    }
+
+    /// Returns whether the limiter was closed.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.shared.closed.load(Ordering::Acquire)
+    }
+
+    /// Resolves when nothing is in flight.
+    ///
+    /// [Close](Self::close) the limiter first, or new requests may keep it busy for ever. Requests
+    /// that were let through unlimited do not count.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{RejectReason, TenantLimiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let limiter = TenantLimiter::<u64>::new(4);
+    /// let running = limiter.try_acquire(&7).unwrap();
+    ///
+    /// limiter.close();
+    /// let refused = limiter.try_acquire(&7).unwrap_err();
+    /// assert_eq!(refused.reason(), RejectReason::Closed);
+    ///
+    /// drop(running);
+    /// limiter.drain().await;
+    /// # }
+    /// ```
+    pub async fn drain(&self) {
+        while self.drain_once().await {}
+    }
+
+    /// Resolves when nothing is in flight, or after `longest`, whichever is first.
+    ///
+    /// Where no timer can run it does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Left`] tells what was in flight or waiting when the time was up; none of it is touched.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    pub async fn drain_for(&self, longest: Duration) -> Result<(), Left> {
+        let mut drained = pin!(self.drain());
+        let mut deadline = pin!(timer::sleep(longest));
+        poll_fn(|cx| {
+            if drained.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Ok(()));
+            }
+            match deadline.as_mut().as_pin_mut() {
+                Some(deadline) => timer::poll(deadline, cx).map(|()| self.is_drained()),
+                None => Poll::Ready(self.is_drained()),
+            }
+        })
+        .await
+    }
+
+    /// Looks at the figures alone: the last request may have left, and whoever drains not been told yet.
+    fn is_drained(&self) -> Result<(), Left> {
+        let nameless = self.shared.nameless().entry.gate.word();
+        let mut left = Left {
+            in_flight: nameless.in_flight(),
+            waiting: nameless.waiting(),
+        };
+        for entries in self.shared.table.entries() {
+            for tracked in entries.iter() {
+                let word = tracked.entry.gate.word();
+                left.in_flight += word.in_flight();
+                left.waiting += word.waiting();
+            }
+        }
+        match left.in_flight + left.waiting {
+            0 => Ok(()),
+            _ => Err(left),
+        }
+    }
+
+    /// Waits for each tenant in turn. `false` if there was nothing to wait for.
+    async fn drain_once(&self) -> bool {
+        let nameless = &self.shared.nameless().entry.gate;
+        let mut waited = self.shared.home.idle(nameless).await;
+        for shard in 0..self.shared.table.shards() {
+            // One at a time: those that are idle meanwhile may be evicted.
+            while let [busy] = &*self.shared.table.find(shard, Entry::is_busy) {
+                waited |= self.shared.home.idle(&busy.entry.gate).await;
+            }
+        }
+        waited
+    }
+}

@@ -1,0 +1,82 @@
+//! What part of the shared capacity each tenant may claim.
+
+use std::{collections::HashMap, sync::Arc};
+
+use crate::{
+    capacity::pool::Owner,
+    limiter::{snapshot::TenantSnapshot, stats::Stats},
+    tenant::entry::Entry,
+};
+
+/// Who has requests in flight or waiting: the capacity is divided between owners first, then
+/// between the tenants of each.
+#[derive(Default)]
+pub(super) struct Claims {
+    // Of each tenant, in the order of the snapshot.
+    claims: Vec<Option<Claim>>,
+    // By address, which is not used again while the owner is kept.
+    owners: HashMap<usize, (Arc<Owner>, usize)>,
+    // The weight of the active tenants of each owner.
+    groups: Vec<u64>,
+    // The weight of the active owners, and of the active tenants without one.
+    top: u64,
+}
+
+struct Claim {
+    weight: u32,
+    group: Option<usize>,
+}
+
+impl Claims {
+    pub(super) fn add(&mut self, entry: &Entry, stats: Stats) {
+        let claim = self.claim(entry, stats);
+        self.claims.push(claim);
+    }
+
+    /// Adds the requests that name no tenant, who are not in the snapshot.
+    pub(super) fn add_nameless(&mut self, entry: &Entry, stats: Stats) {
+        self.claim(entry, stats);
+    }
+
+    fn claim(&mut self, entry: &Entry, stats: Stats) -> Option<Claim> {
+        let share = entry.share()?;
+        if stats.in_flight + stats.waiting == 0 {
+            return None;
+        }
+        let weight = share.weight();
+        let group = share.owner().map(|owner| self.group(owner));
+        match group {
+            Some(group) => self.groups[group] += u64::from(weight),
+            None => self.top += u64::from(weight),
+        }
+        Some(Claim { weight, group })
+    }
+
+    fn group(&mut self, owner: &Arc<Owner>) -> usize {
+        let address = Arc::as_ptr(owner).cast::<()>() as usize;
+        let next = self.groups.len();
+        let (_, group) = self.owners.entry(address).or_insert_with(|| {
+            self.groups.push(0);
+            self.top += 1;
+            (Arc::clone(owner), next)
+        });
+        *group
+    }
+
+    /// Divides `capacity` between `tenants`.
+    pub(super) fn divide<K>(&self, capacity: usize, tenants: &mut [TenantSnapshot<K>]) {
+        for (tenant, claim) in tenants.iter_mut().zip(&self.claims) {
+            tenant.share = claim
+                .as_ref()
+                .map(|claim| capacity as f64 * self.part(claim));
+        }
+    }
+
+    fn part(&self, claim: &Claim) -> f64 {
+        let weight = f64::from(claim.weight);
+        let top = self.top as f64;
+        claim.group.map_or(weight / top, |group| {
+            weight / self.groups[group] as f64 / top
+        })
+    }
+}

@@ -1,0 +1,340 @@
+//! All figures of a limiter at one time.
+
+mod fair_share;
+
+use std::{cmp::Reverse, time::Duration};
+
+use crate::{
+    gate::state::Word,
+    limiter::{TenantLimiter, snapshot::fair_share::Claims, state::Shared, stats::Stats},
+    tenant::entry::{Counts, Entry, Tracked},
+    util::sync::Ordering,
+};
+
+/// All figures of a limiter, as [`TenantLimiter::snapshot`] takes them.
+///
+/// With the feature `serde` it is `Serialize`; durations are numbers of seconds.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Snapshot<K> {
+    /// How many requests are in flight: the sum over the tenants, and those that name none.
+    pub in_flight: usize,
+    /// How many requests wait: the sum over the tenants, and those that name none.
+    pub waiting: usize,
+    /// How many tenants are tracked.
+    pub tracked: usize,
+    /// The figures over all tenants; `None` without a shared capacity.
+    pub capacity: Option<Stats>,
+    /// How many requests were admitted, as far as their tenants are still tracked; `None` unless
+    /// the limiter [counts](TenantLimiter::count_requests).
+    pub admitted: Option<u64>,
+    /// How many requests were refused, as far as their tenants are still tracked; `None` unless
+    /// the limiter [counts](TenantLimiter::count_requests).
+    pub refused: Option<u64>,
+    /// How many requests that name no tenant were let through unlimited.
+    pub bypassed: u64,
+    /// How many requests were exempt.
+    pub exempted: u64,
+    /// How many slots were taken back because their time was up.
+    pub expired: u64,
+    /// The figures of the requests that name no tenant and share a limit.
+    pub missing: Stats,
+    /// Whether the limiter was closed.
+    pub closed: bool,
+    /// Whether the limits of all tenants that have nothing of that kind themselves are only
+    /// [pretended](TenantLimiter::set_dry_run).
+    pub dry_run: bool,
+    /// How many requests were admitted so far that would have been refused but for a dry run.
+    pub would_have_refused: u64,
+    /// The tenants that are tracked, in no particular order.
+    pub tenants: Vec<TenantSnapshot<K>>,
+}
+
+/// The figures of one tenant in a [`Snapshot`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct TenantSnapshot<K> {
+    /// The tenant.
+    pub tenant: K,
+    /// How many of its requests may be in flight; 0 if it is paused.
+    pub limit: usize,
+    /// Whether that is only [pretended](TenantLimiter::set_dry_run).
+    pub dry_run: bool,
+    /// How many of its requests are in flight.
+    pub in_flight: usize,
+    /// How many of its requests wait.
+    pub waiting: usize,
+    /// How long the first of those that wait has waited.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
+    pub oldest_wait: Option<Duration>,
+    /// Its weight; `None` without a shared capacity.
+    pub weight: Option<usize>,
+    /// How many slots of the shared capacity are its part while all tenants that have requests in
+    /// flight or waiting want more, whatever its own limit; `None` if it has no such requests, or
+    /// without a shared capacity.
+    pub share: Option<f64>,
+    /// How many of its requests were admitted since it is tracked; `None` unless the limiter
+    /// [counts](TenantLimiter::count_requests).
+    pub admitted: Option<u64>,
+    /// How many of its requests were refused since it is tracked; `None` unless the limiter
+    /// [counts](TenantLimiter::count_requests).
+    pub refused: Option<u64>,
+    /// For how long it has been known to be idle; `None` until a sweep of the
+    /// [`Evictor`](crate::Evictor) finds it so.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
+    pub idle: Option<Duration>,
+}
+
+/// A figure of a [`TenantSnapshot`] to sort by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Column {
+    /// Its limit.
+    Limit,
+    /// Its requests in flight.
+    InFlight,
+    /// Its requests that wait.
+    Waiting,
+    /// How long the first of those has waited.
+    OldestWait,
+    /// Its weight.
+    Weight,
+    /// Its share of the capacity.
+    Share,
+    /// Its requests that were admitted.
+    Admitted,
+    /// Its requests that were refused.
+    Refused,
+    /// For how long it has been idle.
+    Idle,
+}
+
+impl<K> TenantLimiter<K> {
+    /// Returns the figures of all tenants, and those over all.
+    ///
+    /// Requests go on meanwhile: a lock is held for a look at one of 256 parts of the table, or at
+    /// the line of one tenant. So limit, in flight and waiting of a tenant belong together, and
+    /// those of two tenants may be of different moments. It takes time in proportion to the tenants.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a key does when it is cloned, which it is under no lock.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{Column, TenantLimiter};
+    ///
+    /// let limiter = TenantLimiter::<String>::new(4);
+    /// let running = [limiter.try_acquire("acme"), limiter.try_acquire("acme")];
+    /// let one = limiter.try_acquire("zenith");
+    ///
+    /// let snapshot = limiter.snapshot();
+    /// assert_eq!(snapshot.in_flight, 3);
+    /// assert_eq!(snapshot.top(1, Column::InFlight)[0].tenant, "acme");
+    /// ```
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot<K>
+    where
+        K: Clone,
+    {
+        let capacity = self.capacity_stats();
+        let mut sum = Sum::of(&self.shared);
+        let mut tenants = Vec::with_capacity(self.tracked());
+        for entries in self.shared.table.entries() {
+            tenants.extend(entries.iter().filter_map(|tracked| sum.add(tracked)));
+        }
+        if let Some(capacity) = capacity {
+            sum.claims.divide(capacity.limit, &mut tenants);
+        }
+        Snapshot {
+            in_flight: sum.in_flight,
+            waiting: sum.waiting,
+            tracked: tenants.len(),
+            capacity,
+            admitted: sum.admitted,
+            refused: sum.refused,
+            bypassed: self.bypassed(),
+            exempted: self.exempted(),
+            expired: self.expired(),
+            missing: sum.missing,
+            closed: self.is_closed(),
+            dry_run: self.shared.limits.overall().dry,
+            would_have_refused: self.shared.home.would_refuse.load(Ordering::Relaxed),
+            tenants,
+        }
+    }
+}
+
+impl<K> Snapshot<K> {
+    /// Returns the `n` tenants with the largest figures in `column`, the largest first. Those
+    /// without a figure come last, and equal ones in the order of `tenants`.
+    #[must_use]
+    pub fn top(&self, n: usize, column: Column) -> Vec<&TenantSnapshot<K>> {
+        top_of(&self.tenants.iter().collect::<Vec<_>>(), n, column)
+    }
+
+    /// The same totals with other tenants.
+    #[cfg(feature = "inspect")]
+    pub(crate) fn with_tenants<T>(&self, tenants: Vec<TenantSnapshot<T>>) -> Snapshot<T> {
+        Snapshot {
+            in_flight: self.in_flight,
+            waiting: self.waiting,
+            tracked: self.tracked,
+            capacity: self.capacity,
+            admitted: self.admitted,
+            refused: self.refused,
+            bypassed: self.bypassed,
+            exempted: self.exempted,
+            expired: self.expired,
+            missing: self.missing,
+            closed: self.closed,
+            dry_run: self.dry_run,
+            would_have_refused: self.would_have_refused,
+            tenants,
+        }
+    }
+}
+
+impl<K> TenantSnapshot<K> {
+    /// The same figures of a tenant that is called otherwise.
+    #[cfg(feature = "inspect")]
+    pub(crate) fn with_tenant<T>(&self, tenant: T) -> TenantSnapshot<T> {
+        TenantSnapshot {
+            tenant,
+            limit: self.limit,
+            dry_run: self.dry_run,
+            in_flight: self.in_flight,
+            waiting: self.waiting,
+            oldest_wait: self.oldest_wait,
+            weight: self.weight,
+            share: self.share,
+            admitted: self.admitted,
+            refused: self.refused,
+            idle: self.idle,
+        }
+    }
+
+    /// The figure as a number to compare with others of its column.
+    fn rank(&self, column: Column) -> Option<u128> {
+        let count = |count: usize| Some(count as u128);
+        let nanos = |duration: Option<Duration>| duration.map(|duration| duration.as_nanos());
+        match column {
+            Column::Limit => count(self.limit),
+            Column::InFlight => count(self.in_flight),
+            Column::Waiting => count(self.waiting),
+            Column::OldestWait => nanos(self.oldest_wait),
+            Column::Weight => self.weight.and_then(count),
+            // Numbers that are not negative are in the order of their bits.
+            Column::Share => self.share.map(|share| share.to_bits().into()),
+            Column::Admitted => self.admitted.map(u128::from),
+            Column::Refused => self.refused.map(u128::from),
+            Column::Idle => nanos(self.idle),
+        }
+    }
+}
+
+/// The `n` rows with the largest figures, as [`Snapshot::top`] tells.
+pub(crate) fn top_of<'s, K>(
+    rows: &[&'s TenantSnapshot<K>],
+    n: usize,
+    column: Column,
+) -> Vec<&'s TenantSnapshot<K>> {
+    let key = |index: &usize| (Reverse(rows[*index].rank(column)), *index);
+    let mut order: Vec<usize> = (0..rows.len()).collect();
+    if n < order.len() {
+        order.select_nth_unstable_by_key(n, key);
+        order.truncate(n);
+    }
+    order.sort_unstable_by_key(key);
+    order.iter().map(|index| rows[*index]).collect()
+}
+
+/// What the entries seen so far add up to.
+struct Sum {
+    now: u64,
+    in_flight: usize,
+    waiting: usize,
+    admitted: Option<u64>,
+    refused: Option<u64>,
+    missing: Stats,
+    claims: Claims,
+}
+
+impl Sum {
+    /// Starts with the requests that name no tenant.
+    fn of<K>(shared: &Shared<K>) -> Self {
+        let counts = shared.counts.load(Ordering::Relaxed).then_some(0);
+        let limit = shared.limits.overall().missing;
+        let mut sum = Self {
+            now: shared.home.now(),
+            in_flight: 0,
+            waiting: 0,
+            admitted: counts,
+            refused: counts,
+            missing: Word::new(limit, false).into(),
+            claims: Claims::default(),
+        };
+        // Not made for this: a limiter that was only looked at is not in use.
+        if let Some(nameless) = shared.nameless.get() {
+            sum.missing = nameless.entry.gate.word().into();
+            sum.count(&nameless.entry, sum.missing);
+            sum.claims.add_nameless(&nameless.entry, sum.missing);
+        }
+        sum
+    }
+
+    fn add<K: Clone>(&mut self, tracked: &Tracked<K>) -> Option<TenantSnapshot<K>> {
+        let tenant = tracked.tenant.key()?.clone();
+        let entry = &tracked.entry;
+        let word = entry.gate.word();
+        let stats = Stats::from(word);
+        let oldest = entry.gate.oldest().filter(|_| stats.waiting > 0);
+        let (admitted, refused) = self.count(entry, stats);
+        self.claims.add(entry, stats);
+        Some(TenantSnapshot {
+            tenant,
+            limit: stats.limit,
+            dry_run: word.is_dry(),
+            in_flight: stats.in_flight,
+            waiting: stats.waiting,
+            oldest_wait: oldest.map(|since| entry.home.elapsed(since)),
+            weight: entry.share().map(|share| share.weight() as usize),
+            share: None,
+            admitted,
+            refused,
+            idle: entry.idle_for(self.now),
+        })
+    }
+
+    /// Adds the figures up; returns how many requests were admitted and refused.
+    fn count(&mut self, entry: &Entry, stats: Stats) -> (Option<u64>, Option<u64>) {
+        self.in_flight += stats.in_flight;
+        self.waiting += stats.waiting;
+        let Some(Counts { admitted, refused }) = entry.counts() else {
+            return (None, None);
+        };
+        let add = |sum: &mut Option<u64>, count: u64| {
+            *sum = sum.map(|sum| sum + count);
+            Some(count)
+        };
+        (
+            add(&mut self.admitted, admitted.load(Ordering::Relaxed)),
+            add(&mut self.refused, refused.load(Ordering::Relaxed)),
+        )
+    }
+}
+
+#[cfg(feature = "serde")]
+fn seconds<S: serde::Serializer>(
+    duration: &Option<Duration>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    use serde::Serialize;
+
+    duration
+        .map(|duration| duration.as_secs_f64())
+        .serialize(serializer)
+}

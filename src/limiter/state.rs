@@ -1,0 +1,306 @@
+//! What all handles of a limiter share, and how a tenant comes into it.
+
+use std::{
+    borrow::Borrow,
+    hash::Hash,
+    sync::{self, OnceLock},
+};
+
+use crate::{
+    capacity::{
+        Capacity,
+        pool::{Pool, Share},
+    },
+    gate::state::Rule,
+    limiter::sweeper::{Sweep, Sweeper},
+    limits::{Draft, LimitBook, Limits, Reading},
+    observe::Event,
+    rejected::{RejectReason, Rejected},
+    tenant::{
+        context::Home,
+        entry::{Counts, Entry, Extra, Held, Tracked},
+        table::{Added, Look, Table},
+    },
+    util::{
+        key::{Nameless, Tenant},
+        panic::FirstPanic,
+        sync::{Arc, AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+/// What all handles of a limiter share.
+pub(crate) struct Shared<K> {
+    pub(crate) table: Table<K>,
+    pub(crate) home: sync::Arc<Home>,
+    pub(crate) sweeper: Sweeper,
+    pub(crate) limits: LimitBook<K>,
+    pub(crate) capacity: OnceLock<Common<K>>,
+    // Whether the requests of each tenant are counted.
+    pub(crate) counts: AtomicBool,
+    // The requests that name no tenant. Not in the table: no tenant can be called like it. Made
+    // when first asked for, so that it has its part of the capacity.
+    pub(crate) nameless: OnceLock<Arc<Tracked<Nameless>>>,
+    pub(crate) bypassed: AtomicU64,
+    pub(crate) exempted: AtomicU64,
+    pub(crate) closed: AtomicBool,
+}
+
+/// The capacity that all tenants share.
+pub(crate) struct Common<K> {
+    pub(crate) pool: sync::Arc<Pool<Held>>,
+    pub(crate) capacity: Capacity<K>,
+}
+
+impl<K> Shared<K> {
+    pub(crate) fn new(limits: Limits<K>) -> Self {
+        Self {
+            table: Table::new(),
+            home: sync::Arc::new(Home::new()),
+            sweeper: Sweeper::new(),
+            limits: LimitBook::new(limits),
+            capacity: OnceLock::new(),
+            counts: AtomicBool::new(false),
+            nameless: OnceLock::new(),
+            bypassed: AtomicU64::new(0),
+            exempted: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn nameless(&self) -> &Arc<Tracked<Nameless>> {
+        self.nameless.get().unwrap_or_else(|| {
+            let nameless = self.nameless.get_or_init(|| self.make_nameless());
+            self.update_nameless_limit(nameless);
+            nameless
+        })
+    }
+
+    fn make_nameless(&self) -> Arc<Tracked<Nameless>> {
+        let share = self.capacity.get().map(|common| {
+            let pool = sync::Arc::clone(&common.pool);
+            Share::new(pool, 1, None)
+        });
+        let entry = self.entry(share);
+        // Others may find it before its limit is brought up to date.
+        let (_, rule) = self.nameless_rule();
+        entry.set_limit(rule, || true);
+        Arc::new(Tracked::new(0, entry, Tenant::new(Nameless)))
+    }
+
+    pub(crate) fn update_nameless_limit(&self, nameless: &Tracked<Nameless>) {
+        loop {
+            let (edition, rule) = self.nameless_rule();
+            if nameless
+                .entry
+                .set_limit(rule, || self.limits.is_current(edition))
+            {
+                return;
+            }
+        }
+    }
+
+    fn nameless_rule(&self) -> (u64, Rule) {
+        let overall = self.limits.overall();
+        let rule = Rule {
+            limit: overall.missing,
+            dry: overall.dry,
+        };
+        (overall.edition, rule)
+    }
+
+    /// Puts the capacity in force that is set now, and whether it is pretended.
+    pub(crate) fn update_capacity(&self) {
+        let Some(common) = self.capacity.get() else {
+            return;
+        };
+        loop {
+            let now = self.limits.overall();
+            let still = || self.limits.is_current(now.edition);
+            if common.pool.set(now.capacity, now.dry, still) {
+                return;
+            }
+        }
+    }
+
+    fn entry(&self, share: Option<Share<Held>>) -> Entry {
+        let counts = self.counts.load(Ordering::Relaxed).then(Counts::default);
+        Entry::new(Extra::new(share, counts), sync::Arc::clone(&self.home))
+    }
+
+    /// Without a weight of its own, which [`track`](Self::track) gives.
+    fn share_of(&self, tenant: &K) -> Option<Share<Held>> {
+        let common = self.capacity.get()?;
+        let weight = common.capacity.weight_of(tenant);
+        let owner = common.capacity.owner_of(tenant);
+        Some(Share::new(sync::Arc::clone(&common.pool), weight, owner))
+    }
+
+    /// Puts the weight in force that a tenant has now.
+    pub(crate) fn update_weight(&self, tracked: &Tracked<K>)
+    where
+        K: Hash + Eq,
+    {
+        let (Some(share), Some(tenant)) = (tracked.entry.share(), tracked.tenant.key()) else {
+            return;
+        };
+        let mut common = None;
+        loop {
+            let reading = self.limits.read(tenant);
+            let weight = reading.own.weight.unwrap_or_else(|| {
+                let weigh = |common: &Common<K>| common.capacity.weight_of(tenant);
+                *common.get_or_insert_with(|| self.capacity.get().map_or(1, weigh))
+            });
+            if share.set_weight(weight, || self.limits.is_current(reading.edition)) {
+                return;
+            }
+        }
+    }
+
+    /// A look at the entry of a tenant, if it is tracked.
+    pub(crate) fn look_at<Q>(&self, tenant: &Q) -> Look<'_, K>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.table.look_at(self.table.hash(tenant), tenant)
+    }
+
+    pub(crate) fn track(&self, hash: u64, tenant: K) -> Result<Arc<Tracked<K>>, Rejected>
+    where
+        K: Hash + Eq + Send + Sync + 'static,
+    {
+        // Contained first: the functions of the user that are asked next may panic.
+        let tenant = Tenant::new(tenant);
+        let share = tenant.key().and_then(|tenant| self.share_of(tenant));
+        let mut new = Arc::new(Tracked::new(hash, self.entry(share), tenant));
+        let mut draft = Draft::default();
+        loop {
+            let Some(reading) = new.tenant.key().map(|tenant| self.limits.read(tenant)) else {
+                return Ok(new);
+            };
+            if self.closed.load(Ordering::Acquire) {
+                return Err(self.home.reject(RejectReason::Closed, &new.tenant));
+            }
+            let rule = self.prepare(&new, &reading, &mut draft);
+            if rule.limit == 0 && !rule.dry {
+                // One that may have nothing leaves nothing behind.
+                return Err(self.home.reject(RejectReason::Paused, &new.tenant));
+            }
+            let still = || self.limits.is_current(reading.edition);
+            match self.table.add(&new, still) {
+                Added::Tracked(tracked) => {
+                    if Arc::ptr_eq(&tracked, &new) {
+                        tracked.tell(Event::Tracked);
+                    }
+                    return Ok(tracked);
+                }
+                Added::Full if reading.is_dry_of_all() => {
+                    // One that no other request finds: its permit keeps it.
+                    if let Some(new) = Arc::get_mut(&mut new) {
+                        new.entry.mark_untracked();
+                    }
+                    return Ok(new);
+                }
+                Added::Full => {
+                    return Err(self.home.reject(RejectReason::TableFull, &new.tenant));
+                }
+                Added::Stale => {}
+            }
+        }
+    }
+
+    /// Gives an entry that is not tracked yet what the settings say; returns its limit.
+    fn prepare(&self, new: &Tracked<K>, reading: &Reading<K>, draft: &mut Draft) -> Rule {
+        let tenant = new.tenant.key();
+        let rule = Rule {
+            limit: tenant.map_or(0, |tenant| reading.limit(tenant, draft)),
+            dry: reading.is_dry(),
+        };
+        new.entry.set_limit(rule, || true);
+        if let (Some(share), Some(weight)) = (new.entry.share(), reading.own.weight) {
+            share.set_weight(weight, || true);
+        }
+        rule
+    }
+
+    /// Puts in force what the settings say of a tenant now: its limit, and whether that is meant.
+    ///
+    /// Should the function panic that is asked for the limit, the tenant keeps the one it has; a dry
+    /// run ends all the same.
+    pub(crate) fn update_limit(&self, tracked: &Tracked<K>)
+    where
+        K: Hash + Eq,
+    {
+        let Some(tenant) = tracked.tenant.key() else {
+            return;
+        };
+        let mut draft = Draft::default();
+        loop {
+            let reading = self.limits.read(tenant);
+            let (mut panic, mut limit) = (FirstPanic::default(), None);
+            panic.catch(|| limit = Some(reading.limit(tenant, &mut draft)));
+            let still = || self.limits.is_current(reading.edition);
+            let dry = reading.is_dry();
+            let set = match limit {
+                Some(limit) => tracked.entry.set_limit(Rule { limit, dry }, still),
+                None => tracked.entry.set_dry(dry, still),
+            };
+            if set {
+                return panic.resume();
+            }
+        }
+    }
+
+    /// Puts in force whether the limit of a tenant is meant; the limit stays what it is, so that
+    /// nothing is asked of the user's code.
+    pub(crate) fn update_dry(&self, tracked: &Tracked<K>)
+    where
+        K: Hash + Eq,
+    {
+        let Some(tenant) = tracked.tenant.key() else {
+            return;
+        };
+        loop {
+            let reading = self.limits.read(tenant);
+            let still = || self.limits.is_current(reading.edition);
+            if tracked.entry.set_dry(reading.is_dry(), still) {
+                return;
+            }
+        }
+    }
+}
+
+impl<K: Send + Sync + 'static> Sweep for Shared<K> {
+    fn sweeper(&self) -> &Sweeper {
+        &self.sweeper
+    }
+
+    fn is_empty(&self) -> bool {
+        self.table.len() == 0
+    }
+
+    fn give_up(&self) {
+        self.home.tell(&Nameless, Event::EvictorStopped);
+    }
+
+    fn shards(&self) -> usize {
+        self.table.shards()
+    }
+
+    fn sweep(&self, shard: usize) -> usize {
+        let ttl = self.sweeper.evictor().ttl();
+        self.table.sweep(shard, || self.home.now(), ttl).looked_at
+    }
+}
+
+#[cfg(all(test, not(tenant_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_without_a_tenant_have_their_limit_from_the_first_moment() {
+        let shared = Shared::<u64>::new(4.into());
+        shared.limits.set_missing(7);
+        assert_eq!(shared.make_nameless().entry.gate.word().limit(), 7);
+    }
+}

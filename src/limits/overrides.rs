@@ -1,0 +1,201 @@
+//! What single tenants have for themselves, tracked or not.
+
+use std::borrow::Borrow;
+
+use hashbrown::HashTable;
+
+use crate::util::{key::Tenant, sync::Arc};
+
+/// A table with less capacity is not worth shrinking.
+const KEPT_CAPACITY: usize = 64;
+
+/// What one tenant has for itself, in place of what applies to all.
+///
+/// It stays when the tenant is evicted. [`TenantLimiter::overrides`] lists all, and a
+/// [`Settings`](crate::Settings) replaces them.
+///
+/// [`TenantLimiter::overrides`]: crate::TenantLimiter::overrides
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Deserialize),
+    serde(deny_unknown_fields, default)
+)]
+#[non_exhaustive]
+pub struct Override {
+    /// How many of its requests may be in flight; 0 pauses the tenant.
+    pub limit: Option<usize>,
+    /// Its weight where a capacity is shared.
+    pub weight: Option<usize>,
+    /// Whether it is paused, whatever its limit.
+    pub paused: bool,
+    /// Whether its limits are only [pretended](crate::TenantLimiter::set_dry_run).
+    pub dry_run: Option<bool>,
+}
+
+impl Override {
+    /// The limit in force, if it does not come from what applies to all.
+    pub(crate) fn limit_in_force(self) -> Option<usize> {
+        if self.paused { Some(0) } else { self.limit }
+    }
+}
+
+/// The overrides of some tenants, found by the hash of each.
+pub(crate) struct Overrides<K>(HashTable<Row<K>>);
+
+struct Row<K> {
+    hash: u64,
+    tenant: Arc<Tenant<K>>,
+    own: Override,
+}
+
+/// The override of one tenant, before and after a change.
+pub(crate) struct Change<K> {
+    pub(crate) tenant: Arc<Tenant<K>>,
+    pub(crate) before: Override,
+    pub(crate) after: Override,
+}
+
+impl<K> Overrides<K> {
+    pub(crate) fn new() -> Self {
+        Self(HashTable::new())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn get(&self, hash: u64, tenant: &K) -> Override
+    where
+        K: Eq,
+    {
+        let row = self.0.find(hash, |row| row.is(hash, tenant));
+        row.map_or_else(Override::default, |row| row.own)
+    }
+
+    /// Changes what one tenant has.
+    pub(crate) fn set(
+        &mut self,
+        hash: u64,
+        tenant: Arc<Tenant<K>>,
+        change: impl FnOnce(&mut Override),
+    ) -> Change<K>
+    where
+        K: Eq,
+    {
+        let same = |row: &Row<K>| tenant.key().is_some_and(|tenant| row.is(hash, tenant));
+        let row = self.0.find_mut(hash, same).map(|row| &mut row.own);
+        let before = row.as_deref().copied().unwrap_or_default();
+        let mut after = before;
+        change(&mut after);
+        match row {
+            Some(own) => *own = after,
+            None => self.insert(hash, Arc::clone(&tenant), after),
+        }
+        Change {
+            tenant,
+            before,
+            after,
+        }
+    }
+
+    /// Changes what one tenant has, if it has anything; if nothing is left, it is forgotten.
+    pub(crate) fn clear<Q>(
+        &mut self,
+        hash: u64,
+        tenant: &Q,
+        change: impl FnOnce(&mut Override),
+    ) -> Option<Change<K>>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        let same = |row: &Row<K>| row.is(hash, tenant);
+        let mut found = self.0.find_entry(hash, same).ok()?;
+        let row = found.get_mut();
+        let before = row.own;
+        change(&mut row.own);
+        let (tenant, after) = (Arc::clone(&row.tenant), row.own);
+        if after == Override::default() {
+            found.remove();
+            self.give_up_memory();
+        }
+        Some(Change {
+            tenant,
+            before,
+            after,
+        })
+    }
+
+    pub(crate) fn insert(&mut self, hash: u64, tenant: Arc<Tenant<K>>, own: Override) {
+        self.0
+            .insert_unique(hash, Row { hash, tenant, own }, |row| row.hash);
+    }
+
+    /// All of them. The keys are code of the user, so they are for the caller to clone.
+    pub(crate) fn list(&self) -> Vec<(Arc<Tenant<K>>, Override)> {
+        let row = |row: &Row<K>| (Arc::clone(&row.tenant), row.own);
+        self.0.iter().map(row).collect()
+    }
+
+    /// In what `self` differs from `old`.
+    pub(crate) fn changes_since(&self, old: &Self) -> Vec<Change<K>>
+    where
+        K: Eq,
+    {
+        let set = self.0.iter().map(|row| (row, old.own(row), row.own));
+        let none = Override::default();
+        let gone = old.0.iter().filter(|row| self.own(row) == none);
+        set.chain(gone.map(|row| (row, row.own, none)))
+            .filter(|(_, before, after)| before != after)
+            .map(|(row, before, after)| Change {
+                tenant: Arc::clone(&row.tenant),
+                before,
+                after,
+            })
+            .collect()
+    }
+
+    /// What the tenant of a row of another table has here.
+    fn own(&self, row: &Row<K>) -> Override
+    where
+        K: Eq,
+    {
+        let own = |tenant| self.get(row.hash, tenant);
+        row.tenant.key().map_or_else(Override::default, own)
+    }
+
+    fn give_up_memory(&mut self) {
+        if self.0.capacity() > KEPT_CAPACITY.max(4 * self.0.len()) {
+            let kept = 2 * self.0.len();
+            self.0.shrink_to(kept, |row| row.hash);
+        }
+    }
+}
+
+impl<K> Row<K> {
+    fn is<Q>(&self, hash: u64, tenant: &Q) -> bool
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        let same = |key: &K| key.borrow() == tenant;
+        self.hash == hash && self.tenant.key().is_some_and(same)
+    }
+}
+
+impl<K> Clone for Overrides<K> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<K> Clone for Row<K> {
+    fn clone(&self) -> Self {
+        Self {
+            hash: self.hash,
+            tenant: Arc::clone(&self.tenant),
+            own: self.own,
+        }
+    }
+}

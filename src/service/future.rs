@@ -1,0 +1,218 @@
+//! The future of one request, from its decision to its response.
+
+use std::{
+    fmt,
+    future::Future,
+    mem,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use pin_project_lite::pin_project;
+use tower_service::Service;
+
+use crate::{
+    limiter::{acquire::Acquire, permit::Permit},
+    rejected::Rejected,
+    service::mode::Face,
+};
+
+pin_project! {
+    /// The response future of [`TenantConcurrency`](crate::TenantConcurrency).
+    ///
+    /// It is not boxed. Waiting allocates once, for the place in the queue.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it drops the inner future first, then gives the permit back, or gives up the place
+    /// in the queue.
+    pub struct ResponseFuture<S, Req, F>
+    where
+        S: Service<Req>,
+        F: Face<Req, S::Response, S::Error>,
+    {
+        #[pin]
+        state: State<S, Req, F>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<S, Req, F>
+    where
+        S: Service<Req>,
+        F: Face<Req, S::Response, S::Error>,
+    {
+        // Its tenant is full.
+        Waiting {
+            work: Option<(S, Req)>,
+            face: F,
+            #[pin]
+            acquire: Acquire,
+        },
+        // Admitted after a wait; the inner service is not ready yet.
+        Readying {
+            work: Option<(S, Req)>,
+            guard: F::Guard,
+        },
+        Running {
+            #[pin]
+            future: S::Future,
+            // Declared last so that the work is dropped before the slot it stands for is free.
+            guard: F::Guard,
+        },
+        // Refused, or the inner service failed to get ready.
+        Answered {
+            answer: Option<Result<F::Response, F::Error>>,
+        },
+        Done,
+    }
+}
+
+impl<S, Req, F> ResponseFuture<S, Req, F>
+where
+    S: Service<Req>,
+    F: Face<Req, S::Response, S::Error>,
+{
+    pub(crate) fn running(future: S::Future, guard: F::Guard) -> Self {
+        Self {
+            state: State::Running { future, guard },
+        }
+    }
+
+    pub(crate) fn waiting(service: S, req: Req, acquire: Acquire, face: F) -> Self {
+        Self {
+            state: State::Waiting {
+                work: Some((service, req)),
+                face,
+                acquire,
+            },
+        }
+    }
+
+    pub(crate) fn refused(answer: Result<F::Response, F::Error>) -> Self {
+        Self {
+            state: State::Answered {
+                answer: Some(answer),
+            },
+        }
+    }
+}
+
+impl<S, Req, F> Future for ResponseFuture<S, Req, F>
+where
+    S: Service<Req>,
+    F: Face<Req, S::Response, S::Error>,
+{
+    type Output = Result<F::Response, F::Error>;
+
+    /// # Panics
+    ///
+    /// Panics if polled after it has resolved.
+    #[expect(clippy::panic, reason = "the contract of futures is broken")]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
+        loop {
+            let next = match state.as_mut().project() {
+                StateProj::Waiting {
+                    work,
+                    face,
+                    acquire,
+                } => {
+                    let result = ready!(acquire.poll(cx));
+                    State::decided(work.take(), face, result)
+                }
+                StateProj::Readying { work, guard } => match ready!(poll_ready(work, cx)) {
+                    Ok(()) => State::called(work.take(), mem::take(guard)),
+                    Err(error) => {
+                        // Before the slot is free, as always.
+                        *work = None;
+                        State::answered(F::finish(mem::take(guard), Err(error)))
+                    }
+                },
+                StateProj::Running { future, guard } => {
+                    let result = ready!(future.poll(cx));
+                    let guard = mem::take(guard);
+                    state.set(State::Done);
+                    return Poll::Ready(F::finish(guard, result));
+                }
+                StateProj::Answered { answer } => match answer.take() {
+                    Some(answer) => return Poll::Ready(answer),
+                    None => State::Done,
+                },
+                StateProj::Done => panic!("`ResponseFuture` polled after completion"),
+            };
+            state.set(next);
+        }
+    }
+}
+
+// What a function still owns when it returns is dropped after its result is made; should that panic,
+// the result is leaked, and with it the slot. So all that is the user's is dropped before.
+impl<S, Req, F> State<S, Req, F>
+where
+    S: Service<Req>,
+    F: Face<Req, S::Response, S::Error>,
+{
+    fn decided(work: Option<(S, Req)>, face: &F, result: Result<Permit, Rejected>) -> Self {
+        match (work, result) {
+            (Some((service, mut req)), Ok(permit)) => Self::Readying {
+                guard: face.admit(&mut req, Some(permit.of_request())),
+                work: Some((service, req)),
+            },
+            (Some(work), Err(rejected)) => {
+                let answer = face.refuse(&work.1, rejected);
+                drop(work);
+                Self::answered(answer)
+            }
+            (None, _) => Self::Done,
+        }
+    }
+
+    fn called(work: Option<(S, Req)>, guard: F::Guard) -> Self {
+        match work {
+            Some((mut service, req)) => {
+                let future = service.call(req);
+                drop(service);
+                Self::Running { future, guard }
+            }
+            None => Self::Done,
+        }
+    }
+
+    fn answered(answer: Result<F::Response, F::Error>) -> Self {
+        Self::Answered {
+            answer: Some(answer),
+        }
+    }
+}
+
+fn poll_ready<S, Req>(
+    work: &mut Option<(S, Req)>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<(), S::Error>>
+where
+    S: Service<Req>,
+{
+    match work {
+        Some((service, _)) => service.poll_ready(cx),
+        None => Poll::Ready(Ok(())),
+    }
+}
+
+impl<S, Req, F> fmt::Debug for ResponseFuture<S, Req, F>
+where
+    S: Service<Req>,
+    F: Face<Req, S::Response, S::Error>,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match self.state {
+            State::Waiting { .. } => "waiting",
+            State::Readying { .. } => "readying",
+            State::Running { .. } => "running",
+            State::Answered { .. } => "answered",
+            State::Done => "done",
+        };
+        f.debug_tuple("ResponseFuture").field(&state).finish()
+    }
+}

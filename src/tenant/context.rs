@@ -1,0 +1,165 @@
+//! What the entries of one limiter share: a clock, who watches, and who waits for the end.
+
+use std::{
+    any::Any,
+    future::poll_fn,
+    sync::OnceLock,
+    task::{Poll, Waker, ready},
+    time::Duration,
+};
+
+use crate::{
+    gate::{
+        Gate,
+        waiter::{Outcome, Waiter},
+    },
+    observe::{Event, Watch},
+    rejected::{RejectReason, Rejected},
+    tenant::{holds::Holds, max_hold::MaxHold, retry_after::Backoff},
+    util::{
+        clock::Clock,
+        sync::{Arc, AtomicU64, Mutex, Ordering, lock},
+    },
+};
+
+/// What the entries of one limiter share.
+#[derive(Debug)]
+pub(crate) struct Home {
+    pub(crate) clock: Clock,
+    // Who waits for a gate to be idle.
+    drains: Mutex<Vec<Arc<Waiter>>>,
+    refusals: Backoff,
+    watch: OnceLock<Watch>,
+    holds: OnceLock<Holds>,
+    // Refusals of dry runs.
+    pub(crate) would_refuse: AtomicU64,
+}
+
+impl Home {
+    pub(crate) fn new() -> Self {
+        Self {
+            clock: Clock::new(),
+            drains: Mutex::new(Vec::new()),
+            refusals: Backoff::new(),
+            watch: OnceLock::new(),
+            holds: OnceLock::new(),
+            would_refuse: AtomicU64::new(0),
+        }
+    }
+
+    /// `false` if somebody watches already.
+    pub(crate) fn watch(&self, watch: Watch) -> bool {
+        self.watch.set(watch).is_ok()
+    }
+
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watch.get().is_some()
+    }
+
+    /// Bounds how long slots are held; `false` if they are bounded already.
+    pub(crate) fn bound(&self, max: MaxHold) -> bool {
+        self.holds.set(Holds::new(max)).is_ok()
+    }
+
+    pub(crate) fn holds(&self) -> Option<&Holds> {
+        self.holds.get()
+    }
+
+    /// Whether each request is watched, by an observer or by the clock.
+    pub(crate) fn attends(&self) -> bool {
+        self.is_watched() || self.holds().is_some()
+    }
+
+    /// Tells who watches, if anybody does; `tenant` is a [`Tenant`](crate::util::key::Tenant).
+    pub(crate) fn tell(&self, tenant: &dyn Any, event: Event) {
+        if let Event::WouldRefuse { .. } = event {
+            self.would_refuse.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(watch) = self.watch.get() {
+            watch.tell(tenant, event);
+        }
+    }
+
+    /// When a request was admitted, if anybody asks how long its slot is held.
+    pub(crate) fn starts_hold(&self) -> u64 {
+        match self.watch.get() {
+            Some(watch) if watch.times_holds => self.now(),
+            _ => 0,
+        }
+    }
+
+    /// How long a slot was held, if its beginning was noted.
+    pub(crate) fn held_since(&self, since: u64) -> Option<Duration> {
+        (since > 0).then(|| self.elapsed(since))
+    }
+
+    pub(crate) fn elapsed(&self, since: u64) -> Duration {
+        self.clock.elapsed(since)
+    }
+
+    /// What the clock shows, in nanoseconds; it may go back.
+    pub(crate) fn now(&self) -> u64 {
+        self.clock.now()
+    }
+
+    /// Refuses a request that reached no entry; `tenant` is as in [`tell`](Self::tell).
+    pub(crate) fn reject(&self, reason: RejectReason, tenant: &dyn Any) -> Rejected {
+        let hint = self.refusals.refuse(&self.clock);
+        self.refuse(
+            Rejected::new(reason).with_retry_after(hint.spread()),
+            tenant,
+        )
+    }
+
+    /// Tells of a refusal, and returns it.
+    pub(crate) fn refuse(&self, rejected: Rejected, tenant: &dyn Any) -> Rejected {
+        let waited = None;
+        self.tell(tenant, Event::Refused { rejected, waited });
+        rejected
+    }
+
+    /// Resolves when nothing is in flight behind `gate`; tells whether anything was.
+    pub(crate) async fn idle(&self, gate: &Gate) -> bool {
+        let mut listening: Option<Arc<Waiter>> = None;
+        let mut was_busy = false;
+        poll_fn(|cx| {
+            loop {
+                if let Some(waiter) = &listening {
+                    ready!(waiter.poll(cx));
+                }
+                // Listens first, so as not to miss what happens after the look.
+                let waiter = self.listen(cx.waker().clone());
+                if !gate.watch() {
+                    return Poll::Ready(was_busy);
+                }
+                was_busy = true;
+                listening = Some(waiter);
+            }
+        })
+        .await
+    }
+
+    /// Wakes all who wait for a gate to be idle, to look again.
+    #[cold]
+    pub(crate) fn tell_idle(&self) {
+        let drains = std::mem::take(&mut *lock(&self.drains));
+        for waiter in &drains {
+            waiter.decide(Outcome::Granted);
+            waiter.wake();
+        }
+    }
+
+    fn listen(&self, waker: Waker) -> Arc<Waiter> {
+        let waiter = Arc::new(Waiter::new(0, 0, waker));
+        let mut drains = lock(&self.drains);
+        // Those whose future was dropped.
+        let (kept, gone) = drains
+            .drain(..)
+            .partition::<Vec<_>, _>(|waiter| Arc::strong_count(waiter) > 1);
+        *drains = kept;
+        drains.push(Arc::clone(&waiter));
+        drop(drains);
+        drop(gone);
+        waiter
+    }
+}

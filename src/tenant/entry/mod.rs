@@ -1,0 +1,526 @@
+//! What is kept of one tenant, and the handle that keeps it alive.
+
+#[cfg(all(test, not(tenant_loom)))]
+mod tests;
+
+use std::{any::Any, fmt, ops::Deref, sync, task::Waker, time::Duration};
+
+use crate::{
+    capacity::pool::{Answer, Share, Ticket},
+    gate::{
+        Entered, Gate, Joined,
+        state::{Rule, Word},
+        waiter::Waiter,
+    },
+    observe::Event,
+    rejected::{RejectReason, Rejected},
+    tenant::{
+        context::Home,
+        holds,
+        retry_after::{Backoff, Hint},
+    },
+    util::{
+        key::Tenant,
+        sync::{Arc, AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+/// The state of one tenant.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) gate: Gate,
+    // Boxed since most limiters need none.
+    extra: Option<Box<Extra>>,
+    // When a sweep first found the tenant idle, by the clock of the limiter; 0 after each release.
+    idle_since: AtomicU64,
+    refusals: Backoff,
+    pub(crate) home: sync::Arc<Home>,
+}
+
+/// What is kept of a tenant only if the limiter asks for it.
+#[derive(Debug, Default)]
+pub(crate) struct Extra {
+    pub(crate) share: Option<Share<Held>>,
+    pub(crate) counts: Option<Counts>,
+    // No other request will find the entry: the table was full, and that is only pretended.
+    is_untracked: bool,
+}
+
+impl Extra {
+    pub(crate) fn new(share: Option<Share<Held>>, counts: Option<Counts>) -> Self {
+        Self {
+            share,
+            counts,
+            is_untracked: false,
+        }
+    }
+}
+
+/// How many requests of the tenant were admitted and refused since it is tracked.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) admitted: AtomicU64,
+    pub(crate) refused: AtomicU64,
+}
+
+impl Entry {
+    /// An entry of a tenant that is paused, until it is given a limit.
+    pub(crate) fn new(extra: Extra, home: sync::Arc<Home>) -> Self {
+        let extra = (extra.share.is_some() || extra.counts.is_some()).then(|| Box::new(extra));
+        Self {
+            gate: Gate::new(0, extra.is_some() || home.attends()),
+            extra,
+            idle_since: AtomicU64::new(0),
+            refusals: Backoff::new(),
+            home,
+        }
+    }
+
+    /// An entry that is not a tenant's, with the one slot that it has taken, so that whoever gives
+    /// it back is heard.
+    pub(crate) fn of_one(home: sync::Arc<Home>) -> Self {
+        Self {
+            gate: Gate::of_one(),
+            extra: None,
+            idle_since: AtomicU64::new(0),
+            refusals: Backoff::new(),
+            home,
+        }
+    }
+
+    pub(crate) fn share(&self) -> Option<&Share<Held>> {
+        self.extra.as_ref()?.share.as_ref()
+    }
+
+    pub(crate) fn counts(&self) -> Option<&Counts> {
+        self.extra.as_ref()?.counts.as_ref()
+    }
+
+    /// Makes it the entry of one request, in a dry run for which the table is full.
+    pub(crate) fn mark_untracked(&mut self) {
+        self.extra.get_or_insert_default().is_untracked = true;
+        // Not by the fast way: what the table would have said has to be told.
+        self.gate.change(Word::without_limit, || true);
+    }
+
+    fn is_untracked(&self) -> bool {
+        self.extra.as_ref().is_some_and(|extra| extra.is_untracked)
+    }
+
+    /// Takes a slot if there is room; else decides whether the request may take one of `places` to
+    /// wait. `None` if it has no slot and may wait.
+    pub(crate) fn try_enter(&self, places: usize) -> Result<Option<Entered>, Rejected> {
+        if let Some(share) = self.share() {
+            return match share.try_enter(&self.gate, places) {
+                Answer::Entered(entered) => Ok(Some(entered)),
+                Answer::MayWait => Ok(None),
+                Answer::Refused(word) => Err(self.refuse(places, word)),
+            };
+        }
+        match self.gate.try_enter() {
+            Ok(entered) => Ok(Some(entered)),
+            Err(word) if word.refuses(places) => Err(self.refuse(places, word)),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// What a request that may take one of `places` to wait would have been told but for a dry run:
+    /// nothing if it would have entered.
+    ///
+    /// Those that are ahead of it and beyond the limit count as its line.
+    pub(crate) fn pretend(&self, places: usize, entered: Entered) -> Option<Event> {
+        let word = entered.word;
+        if !word.is_dry() {
+            return None;
+        }
+        let beyond = (word.in_flight() + word.waiting()).checked_sub(word.limit());
+        let reason = match beyond {
+            _ if self.is_untracked() => RejectReason::TableFull,
+            Some(_) if word.limit() == 0 => RejectReason::Paused,
+            Some(_) if places == 0 => RejectReason::AtLimit,
+            Some(beyond) if beyond >= places => RejectReason::QueueFull,
+            None if !entered.beyond_capacity => return None,
+            None if places == 0 => RejectReason::AtCapacity,
+            _ => return Some(Event::WouldQueue),
+        };
+        let hint = self.refusals.hint(&self.home.clock);
+        let rejected = told(reason, word).with_retry_after(hint.spread());
+        Some(Event::WouldRefuse { rejected })
+    }
+
+    /// The refusal of a request that finds neither room nor one of `places` to wait, if that is so
+    /// and nobody has to be told.
+    #[inline]
+    pub(crate) fn refusal(&self, places: usize) -> Option<Rejected> {
+        let word = self.gate.word();
+        match word.refuses(places) {
+            true => self.refuse_in_passing(places, word),
+            false => None,
+        }
+    }
+
+    #[cold]
+    fn refuse_in_passing(&self, places: usize, word: Word) -> Option<Rejected> {
+        if self.home.is_watched() {
+            return None;
+        }
+        if let Some(counts) = self.counts() {
+            counts.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        Some(self.refuse(places, word))
+    }
+
+    /// Refuses a request that found neither room nor one of `places` to wait, because of what `word`
+    /// shows.
+    #[cold]
+    pub(crate) fn refuse(&self, places: usize, word: Word) -> Rejected {
+        let reason = match (places, self.is_short_of_capacity(word)) {
+            (0, false) => RejectReason::AtLimit,
+            (0, true) => RejectReason::AtCapacity,
+            (_, false) => RejectReason::QueueFull,
+            (_, true) => RejectReason::CapacityQueueFull,
+        };
+        self.reject(reason, word)
+    }
+
+    /// Refuses a request whose time to wait is up.
+    pub(crate) fn expire(&self) -> Rejected {
+        let word = self.gate.word();
+        let reason = match self.is_short_of_capacity(word) {
+            false => RejectReason::WaitExpired,
+            true => RejectReason::CapacityWaitExpired,
+        };
+        self.reject(reason, word)
+    }
+
+    /// Whether a request that does not enter is kept out by what all share: its tenant is below its
+    /// own limit.
+    fn is_short_of_capacity(&self, word: Word) -> bool {
+        self.share().is_some() && word.has_room()
+    }
+
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.gate.word().is_idle()
+    }
+
+    /// Gives a slot back. `true` if that concerns nobody else, or else
+    /// [`leave_slowly`](Self::leave_slowly) has to follow.
+    #[inline]
+    pub(crate) fn leave(&self) -> bool {
+        self.idle_since.store(0, Ordering::Relaxed);
+        self.gate.leave()
+    }
+
+    /// Hands a slot on that was given back.
+    #[cold]
+    pub(crate) fn leave_slowly(&self) {
+        match self.share() {
+            Some(share) => share.leave(&self.gate),
+            None => self.gate.serve(),
+        }
+    }
+
+    /// With a shared capacity a tenant may wait with nothing in flight, so that whoever takes its
+    /// last waiter away tells, too.
+    pub(crate) fn tell_if_idle(&self) {
+        if self.gate.unwatch() {
+            self.home.tell_idle();
+        }
+    }
+
+    /// Takes `waiter` out of the line. `false` if its wait is already decided.
+    pub(crate) fn abandon(&self, waiter: &Arc<Waiter>) -> bool {
+        let abandoned = match self.share() {
+            Some(share) => share.abandon(&self.gate, waiter),
+            None => self.gate.abandon(waiter),
+        };
+        self.tell_if_idle();
+        abandoned
+    }
+
+    /// Changes the limit if `still` holds under the lock that every waiter passes.
+    ///
+    /// A cut takes effect as requests leave, before any waiter enters. 0 refuses all who wait.
+    pub(crate) fn set_limit(&self, rule: impl Into<Rule>, still: impl FnOnce() -> bool) -> bool {
+        let rule = rule.into();
+        self.change(|word| word.with_rule(rule), still)
+    }
+
+    /// Changes whether the limit is only pretended, in the same way; the limit stays what it is.
+    pub(crate) fn set_dry(&self, dry: bool, still: impl FnOnce() -> bool) -> bool {
+        self.change(|word| word.with_dry(dry), still)
+    }
+
+    fn change(&self, change: impl Fn(Word) -> Word, still: impl FnOnce() -> bool) -> bool {
+        if let Some(share) = self.share() {
+            let changed = share.change(&self.gate, change, still);
+            self.tell_if_idle();
+            return changed;
+        }
+        let Some(refused) = self.gate.change(change, still) else {
+            return false;
+        };
+        refused.wake();
+        self.gate.serve();
+        true
+    }
+
+    /// Refuses all who wait and all who come.
+    pub(crate) fn close(&self) {
+        match self.share() {
+            Some(share) => share.close(&self.gate),
+            None => self.gate.close().wake(),
+        }
+        self.tell_if_idle();
+    }
+
+    /// Refuses all who come; those who wait are served as before.
+    pub(crate) fn close_to_newcomers(&self) {
+        self.gate.close_to_newcomers();
+    }
+
+    /// Refuses a request for `reason`, unless `word` shows a stronger one.
+    pub(crate) fn reject(&self, reason: RejectReason, word: Word) -> Rejected {
+        holds::ensure(&self.home);
+        let reason = if word.is_closed() {
+            RejectReason::Closed
+        } else if word.is_paused() {
+            RejectReason::Paused
+        } else {
+            reason
+        };
+        told(reason, word).with_retry_after(self.hint(reason).spread())
+    }
+
+    /// Counts a refusal against what was short; of that and the other the larger hint is told.
+    fn hint(&self, reason: RejectReason) -> Hint {
+        let clock = &self.home.clock;
+        match self.share().map(Share::refusals) {
+            None => self.refusals.refuse(clock),
+            Some(all) if reason.is_of_capacity() => all.refuse(clock).or(self.refusals.hint(clock)),
+            Some(all) => self.refusals.refuse(clock).or(all.hint(clock)),
+        }
+    }
+
+    /// How long the tenant has been idle at `now`, if a sweep has found it so.
+    pub(crate) fn idle_for(&self, now: u64) -> Option<Duration> {
+        let since = self.idle_since.load(Ordering::Relaxed);
+        let known = !self.is_busy() && (1..=now).contains(&since);
+        known.then(|| Duration::from_nanos(now - since))
+    }
+
+    /// Whether a tenant that nobody holds was idle for all of `ttl`, up to sweep time `now`.
+    ///
+    /// The idle time counts from the first sweep after the last release, so that a release need
+    /// not read the clock.
+    pub(crate) fn has_expired(&self, now: u64, ttl: Duration) -> bool {
+        let since = self.idle_since.load(Ordering::Relaxed);
+        if (1..=now).contains(&since) {
+            return u128::from(now - since) >= ttl.as_nanos();
+        }
+        // Released since the last sweep, or seen by a clock that has gone back (a paused one of
+        // another runtime). A release that comes in between stands.
+        let marked =
+            self.idle_since
+                .compare_exchange(since, now, Ordering::Relaxed, Ordering::Relaxed);
+        marked.is_ok() && ttl.is_zero()
+    }
+}
+
+/// A refusal with the figures it was decided on.
+fn told(reason: RejectReason, word: Word) -> Rejected {
+    Rejected::new(reason).with_figures(word.limit(), word.in_flight(), word.waiting())
+}
+
+/// An entry and its tenant, in one allocation.
+pub(crate) type Tracked<K> = Node<Tenant<K>>;
+
+#[derive(Debug)]
+pub(crate) struct Node<T: ?Sized> {
+    pub(crate) hash: u64,
+    // How many of those that hold it only look at it; under the lock of its shard.
+    pub(crate) looks: AtomicUsize,
+    pub(crate) entry: Entry,
+    pub(crate) tenant: T,
+}
+
+impl<T> Node<T> {
+    pub(crate) fn new(hash: u64, entry: Entry, tenant: T) -> Self {
+        Self {
+            hash,
+            looks: AtomicUsize::new(0),
+            entry,
+            tenant,
+        }
+    }
+}
+
+impl<T: 'static> Node<T> {
+    /// Tells who watches of the tenant itself.
+    pub(crate) fn tell(&self, event: Event) {
+        self.entry.home.tell(&self.tenant, event);
+    }
+}
+
+/// Keeps an entry alive, whatever the type of its tenant.
+///
+/// An entry that is held is never evicted.
+#[derive(Clone)]
+pub(crate) struct Held(Erased);
+
+#[cfg(not(tenant_loom))]
+type Erased = Arc<Node<dyn Any + Send + Sync>>;
+
+// loom's `Arc` does not coerce to an unsized type.
+#[cfg(tenant_loom)]
+type Erased = sync::Arc<dyn Erase + Send + Sync>;
+
+#[cfg(tenant_loom)]
+trait Erase {
+    fn entry(&self) -> &Entry;
+    fn tenant(&self) -> &dyn Any;
+}
+
+impl Held {
+    /// Takes a slot, or one of `places` in the line.
+    pub(crate) fn join(&self, places: usize, waker: &Waker) -> Joined {
+        holds::ensure(&self.home);
+        // A capacity reads the clock under its own lock.
+        match self.share() {
+            Some(share) => share.join(&self.gate, places, waker, self),
+            None => self.gate.join(places, waker, self.home.now()),
+        }
+    }
+
+    /// Gives a slot back that nobody was told of.
+    pub(crate) fn give_back(&self) {
+        if !self.leave() {
+            self.leave_slowly();
+            self.tell_if_idle();
+        }
+    }
+
+    /// Tells what the limits would have said of a request with one of `places` to wait, if they are
+    /// only pretended.
+    pub(crate) fn note_pretended(&self, places: usize, entered: Entered) {
+        if let Some(event) = self.pretend(places, entered) {
+            self.note(event);
+        }
+    }
+
+    /// Counts what has happened to a request, and tells who watches.
+    pub(crate) fn note(&self, event: Event) {
+        if let Some(counts) = self.counts() {
+            counts.note(event);
+        }
+        self.tell(event);
+    }
+
+    /// Notes a refusal, and returns it.
+    pub(crate) fn refused(&self, rejected: Rejected, waited: Option<Duration>) -> Rejected {
+        self.note(Event::Refused { rejected, waited });
+        rejected
+    }
+}
+
+impl Counts {
+    fn note(&self, event: Event) {
+        let count = match event {
+            Event::Admitted { .. } => &self.admitted,
+            Event::Refused { .. } => &self.refused,
+            _ => return,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Ticket for Held {
+    fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    fn share(&self) -> Option<&Share<Self>> {
+        Entry::share(self)
+    }
+
+    fn displaced(&self) {
+        self.tell_if_idle();
+    }
+}
+
+#[cfg(not(tenant_loom))]
+impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for Held {
+    #[inline]
+    fn from(node: Arc<Node<T>>) -> Self {
+        Self(node)
+    }
+}
+
+#[cfg(not(tenant_loom))]
+impl Held {
+    /// What it holds, if that is a `T`.
+    pub(crate) fn downcast<T: Any>(&self) -> Option<&T> {
+        self.0.tenant.downcast_ref()
+    }
+
+    fn tell(&self, event: Event) {
+        self.home.tell(&self.0.tenant, event);
+    }
+}
+
+#[cfg(not(tenant_loom))]
+impl Deref for Held {
+    type Target = Entry;
+
+    #[inline]
+    fn deref(&self) -> &Entry {
+        &self.0.entry
+    }
+}
+
+#[cfg(tenant_loom)]
+impl<T: Send + Sync + 'static> Erase for Arc<Node<T>> {
+    fn entry(&self) -> &Entry {
+        &self.entry
+    }
+
+    fn tenant(&self) -> &dyn Any {
+        &self.tenant
+    }
+}
+
+#[cfg(tenant_loom)]
+impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for Held {
+    fn from(node: Arc<Node<T>>) -> Self {
+        Self(sync::Arc::new(node))
+    }
+}
+
+#[cfg(tenant_loom)]
+impl Held {
+    pub(crate) fn downcast<T: Any>(&self) -> Option<&T> {
+        self.0.tenant().downcast_ref()
+    }
+
+    fn tell(&self, event: Event) {
+        self.home.tell(self.0.tenant(), event);
+    }
+}
+
+#[cfg(tenant_loom)]
+impl Deref for Held {
+    type Target = Entry;
+
+    fn deref(&self) -> &Entry {
+        self.0.entry()
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The tenant may be a secret, and its type need not be `Debug`.
+        f.debug_struct("Held")
+            .field("word", &self.gate.word())
+            .finish()
+    }
+}

@@ -1,0 +1,77 @@
+//! The crowding, which nobody outside sees: it costs every request the lock.
+
+use std::{sync, task::Waker};
+
+use super::{Entry, Extra, Held, Tracked};
+use crate::{
+    capacity::pool::{Pool, Share},
+    gate::Joined,
+    tenant::context::Home,
+    util::{key::Tenant, sync::Arc},
+};
+
+fn pool(capacity: usize, places: usize) -> sync::Arc<Pool<Held>> {
+    sync::Arc::new(Pool::new(capacity, places, sync::Arc::new(Home::new())))
+}
+
+fn tenant(pool: &sync::Arc<Pool<Held>>, limit: usize) -> Held {
+    let extra = Extra {
+        share: Some(Share::new(sync::Arc::clone(pool), 1, None)),
+        counts: None,
+        ..Extra::default()
+    };
+    let entry = Entry::new(extra, sync::Arc::new(Home::new()));
+    entry.set_limit(limit, || true);
+    let tenant = Tenant::new(());
+    Arc::new(Tracked::new(0, entry, tenant)).into()
+}
+
+fn join(tenant: &Held, places: usize) -> Joined {
+    tenant.join(places, Waker::noop())
+}
+
+fn assert_calm(pool: &Pool<Held>) {
+    assert!(pool.is_calm());
+}
+
+#[test]
+fn a_request_that_does_not_wait_begins_no_crowding() {
+    let pool = pool(1, 0);
+    let (a, b) = (tenant(&pool, 1), tenant(&pool, 1));
+    assert!(matches!(join(&a, 1), Joined::Entered(_)));
+    assert_calm(&pool);
+    assert!(matches!(join(&a, 0), Joined::Refused(_)));
+    assert_calm(&pool);
+    assert!(matches!(join(&b, 1), Joined::Crowded(_)));
+    assert_calm(&pool);
+}
+
+#[test]
+fn the_crowding_ends_with_the_last_wait_however_that_ends() {
+    type Way = fn(&Held, &Held, Joined);
+    let ways: [Way; 4] = [
+        |running, _, _| running.give_back(),
+        |_, waiting, joined| match joined {
+            Joined::Waiting(waiter, _) => assert!(waiting.abandon(&waiter)),
+            _ => panic!("it waits"),
+        },
+        |_, waiting, _| assert!(waiting.set_limit(0, || true)),
+        |_, waiting, _| waiting.close(),
+    ];
+    for end in ways {
+        let pool = pool(1, 1);
+        let (running, waiting) = (tenant(&pool, 1), tenant(&pool, 1));
+        assert!(running.try_enter(0).is_ok_and(|entered| entered.is_some()));
+        let joined = join(&waiting, 1);
+        assert!(!pool.is_calm());
+        end(&running, &waiting, joined);
+        assert_calm(&pool);
+    }
+}
+
+#[test]
+fn a_weight_that_is_out_of_date_is_not_put_in_force() {
+    let tenant = tenant(&pool(1, 1), 1);
+    let share = tenant.share().unwrap();
+    assert!(!share.set_weight(5, || false));
+}

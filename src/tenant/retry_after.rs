@@ -1,0 +1,265 @@
+//! How long a refused caller is asked to stay away.
+//!
+//! The rule follows the dropped-requests tracker of Kubernetes' API priority and fairness: 1 to
+//! 32 s; the hint doubles after a window (as long as the hint itself) with at least three refusals
+//! per second of it, and halves after a window with less than one. The state is one word, touched
+//! only by refusals.
+//!
+//! Callers that are refused together must not come back together: what each is told is spread over
+//! the upper half of the hint.
+
+use std::ptr;
+
+use crate::util::{
+    clock::Clock,
+    sync::{AtomicU64, Ordering},
+};
+
+const MAX_LEVEL: u8 = 5;
+
+/// So many refusals in one window are a flood, for which a recent second will do.
+const FLOOD: u32 = 128;
+
+/// No more are counted. A multiple of 16, so that the clock is read there.
+const MAX_REFUSALS: u32 = 0xff_fff0;
+
+/// The start of the running window in seconds, its refusals, and the level: the hint is 2^level.
+#[derive(Debug)]
+pub(crate) struct Backoff(AtomicU64);
+
+#[derive(Clone, Copy)]
+struct Window {
+    start: u32,
+    refusals: u32,
+    level: u8,
+}
+
+/// After how many seconds to come back, before it is spread over those who are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hint {
+    seconds: u32,
+    // Another one for each refusal.
+    turn: u32,
+}
+
+impl Hint {
+    /// The larger of two hints, in the turn of this one.
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self {
+            seconds: self.seconds.max(other.seconds),
+            ..self
+        }
+    }
+
+    /// The seconds that one caller is told: at least 1, at least half of the hint and at most all of
+    /// it.
+    pub(crate) fn spread(self) -> u8 {
+        // Multiples of the golden ratio fill an interval evenly, however many there are.
+        let part = u64::from(self.turn.wrapping_mul(0x9e37_79b9));
+        let least = (self.seconds / 2).max(1);
+        let width = u64::from(self.seconds - least + 1);
+        (least + ((part * width) >> 32) as u32) as u8
+    }
+}
+
+impl Backoff {
+    pub(crate) fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// Counts a refusal and returns the hint.
+    pub(crate) fn refuse(&self, clock: &Clock) -> Hint {
+        self.refuse_at(|in_flood| now(clock, in_flood))
+    }
+
+    /// The hint, without a refusal.
+    pub(crate) fn hint(&self, clock: &Clock) -> Hint {
+        let window = Window::unpack(self.0.load(Ordering::Relaxed));
+        let seconds = match window.level {
+            // It would have to be refused to rise.
+            0 => 1,
+            _ => window.at(now(clock, window.is_flood())).hint(),
+        };
+        Hint {
+            seconds,
+            turn: self.turn(window),
+        }
+    }
+
+    fn refuse_at(&self, second: impl FnOnce(bool) -> u32) -> Hint {
+        let window = Window::unpack(self.0.load(Ordering::Relaxed));
+        let window = window.at(second(window.is_flood())).count();
+        // Of two refusals that race one is not counted: it is a hint.
+        self.0.store(window.pack(), Ordering::Relaxed);
+        Hint {
+            seconds: window.hint(),
+            turn: self.turn(window),
+        }
+    }
+
+    /// Of two tenants whose refusals are counted alike, the turns differ.
+    fn turn(&self, window: Window) -> u32 {
+        window
+            .refusals
+            .wrapping_add(ptr::from_ref(self).addr() as u32 >> 4)
+    }
+}
+
+fn now(clock: &Clock, in_flood: bool) -> u32 {
+    match in_flood {
+        true => clock.recent_second(),
+        false => clock.second(),
+    }
+}
+
+impl Window {
+    fn hint(self) -> u32 {
+        1 << self.level
+    }
+
+    /// Many refusals, and not the one in 16 that looks at the clock itself.
+    fn is_flood(self) -> bool {
+        self.refusals >= FLOOD && self.refusals % 16 != 0
+    }
+
+    /// The window that `now` falls into.
+    fn at(self, now: u32) -> Self {
+        let mut window = self;
+        while window.start < now && now - window.start >= window.hint() {
+            if window.level == 0 && window.refusals == 0 {
+                window.start = now;
+                break;
+            }
+            window = window.next();
+        }
+        window
+    }
+
+    fn next(self) -> Self {
+        let hint = self.hint();
+        let level = if self.refusals >= 3 * hint {
+            (self.level + 1).min(MAX_LEVEL)
+        } else if self.refusals < hint {
+            self.level.saturating_sub(1)
+        } else {
+            self.level
+        };
+        Self {
+            start: self.start + hint,
+            refusals: 0,
+            level,
+        }
+    }
+
+    fn count(self) -> Self {
+        Self {
+            refusals: (self.refusals + 1).min(MAX_REFUSALS),
+            ..self
+        }
+    }
+
+    fn pack(self) -> u64 {
+        u64::from(self.start) << 32 | u64::from(self.refusals) << 8 | u64::from(self.level)
+    }
+
+    fn unpack(word: u64) -> Self {
+        Self {
+            start: (word >> 32) as u32,
+            refusals: (word >> 8) as u32 & 0xff_ffff,
+            level: word as u8,
+        }
+    }
+}
+
+#[cfg(all(test, not(tenant_loom)))]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn refuse(backoff: &Backoff, second: u32) -> u32 {
+        backoff.refuse_at(|_| second).seconds
+    }
+
+    fn refuse_per_second(backoff: &Backoff, seconds: std::ops::Range<u32>, rate: u32) -> u32 {
+        let mut hint = 0;
+        for second in seconds {
+            for _ in 0..rate {
+                hint = refuse(backoff, second);
+            }
+        }
+        hint
+    }
+
+    #[test]
+    fn the_first_refusal_asks_for_one_second() {
+        assert_eq!(refuse(&Backoff::new(), 0), 1);
+        assert_eq!(refuse(&Backoff::new(), 1_000_000), 1);
+    }
+
+    #[test]
+    fn the_hint_grows_to_its_maximum_while_refusals_go_on() {
+        let backoff = Backoff::new();
+        let hints: Vec<u32> = (0..64)
+            .map(|second| refuse_per_second(&backoff, second..second + 1, 100))
+            .collect();
+        assert!(hints.is_sorted());
+        assert_eq!(hints.first(), Some(&1));
+        assert_eq!(hints.last(), Some(&32));
+    }
+
+    #[test]
+    fn a_few_refusals_do_not_raise_the_hint() {
+        assert_eq!(refuse_per_second(&Backoff::new(), 0..100, 2), 1);
+    }
+
+    #[test]
+    fn the_hint_decays_when_refusals_stop() {
+        let backoff = Backoff::new();
+        assert_eq!(refuse_per_second(&backoff, 0..64, 100), 32);
+        let later = refuse(&backoff, 64 + 63 + 20);
+        assert!((1..32).contains(&later), "{later}");
+        assert_eq!(refuse(&backoff, 1_000), 1);
+    }
+
+    #[test]
+    fn a_clock_that_goes_back_changes_nothing() {
+        let backoff = Backoff::new();
+        refuse(&backoff, 100);
+        assert_eq!(refuse(&backoff, 0), 1);
+        assert_eq!(refuse(&backoff, u32::MAX), 1);
+    }
+
+    #[test]
+    fn a_flood_of_any_length_does_not_stop_the_clock() {
+        let backoff = Backoff::new();
+        for _ in 0..2 * MAX_REFUSALS {
+            refuse(&backoff, 0);
+        }
+        assert_eq!(refuse(&backoff, 86_400), 1);
+    }
+
+    #[test]
+    fn a_hint_is_spread_over_its_upper_half() {
+        let told = |seconds| -> HashSet<u8> {
+            let hint = |turn| Hint { seconds, turn };
+            (0..200).map(|turn| hint(turn).spread()).collect()
+        };
+        assert_eq!(told(1), HashSet::from([1]));
+        assert_eq!(told(2), HashSet::from([1, 2]));
+        assert_eq!(told(32), (16..=32).collect());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_refusal_after_a_silence_asks_for_one_second() {
+        let (backoff, clock) = (Backoff::new(), Clock::new());
+        for _ in 0..600 {
+            backoff.refuse(&clock);
+            tokio::time::advance(std::time::Duration::from_millis(100)).await;
+        }
+        assert_eq!(backoff.hint(&clock).seconds, 32);
+        tokio::time::advance(std::time::Duration::from_secs(3_600)).await;
+        assert_eq!(backoff.hint(&clock).seconds, 1);
+        assert_eq!(backoff.refuse(&clock).seconds, 1);
+    }
+}

@@ -1,0 +1,29 @@
+//! The key of a tenant, as an entry keeps it.
+
+use crate::util::panic::contain;
+
+/// The key of a user, whose drop may panic wherever the last handle of its entry is dropped.
+#[derive(Debug)]
+pub(crate) struct Tenant<K>(Option<K>);
+
+/// Whoever names no tenant.
+#[derive(Debug)]
+pub(crate) struct Nameless;
+
+impl<K> Tenant<K> {
+    pub(crate) fn new(key: K) -> Self {
+        Self(Some(key))
+    }
+
+    /// The key, which is there until the drop.
+    #[inline]
+    pub(crate) fn key(&self) -> Option<&K> {
+        self.0.as_ref()
+    }
+}
+
+impl<K> Drop for Tenant<K> {
+    fn drop(&mut self) {
+        contain(|| drop(self.0.take()));
+    }
+}

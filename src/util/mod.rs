@@ -1,0 +1,8 @@
+//! Parts that know neither tenants nor requests.
+
+pub(crate) mod clock;
+pub(crate) mod key;
+pub(crate) mod panic;
+pub(crate) mod sync;
+pub(crate) mod timer;
+pub(crate) mod wake;
