@@ -26,6 +26,8 @@ pub(super) struct Group {
     /// Of those that count.
     weight: u64,
     held: usize,
+    /// The same while time passed last.
+    steady: (u64, usize),
     /// Of all.
     running: usize,
     mean: Mean,
@@ -59,6 +61,7 @@ impl Group {
             self.level = self.level.saturating_add(share);
         }
         self.mean.spend(slot_time(self.running, time));
+        self.steady = (self.weight, self.held);
         self.since += time;
     }
 
@@ -87,14 +90,23 @@ impl Group {
             member.lag = member.lag.min(rest);
         }
         if before.ready.is_none() && member.is_active() {
-            self.catch_up(member);
+            // One that had its own limit in use and more waiting wanted to run all the time.
+            let held_back = before.running > 0 && before.backlog.is_some();
+            // It has missed nothing if it took its share all the same.
+            if !(held_back && before.counted.is_some()) {
+                self.catch_up(member, held_back);
+            }
         }
         self.rank(index, member, before);
     }
 
-    /// Time in which a member wanted nothing, or could not be served, earns it nothing.
-    fn catch_up<T>(&self, member: &mut Member<T>) {
-        let start = self.level.saturating_sub(self.credit(member));
+    /// Time in which a member wanted nothing, or could not be served, earns it nothing but a credit.
+    fn catch_up<T>(&self, member: &mut Member<T>, held_back: bool) {
+        let credit = match held_back {
+            true => self.mean.charge(CREDIT, 1),
+            false => self.credit(member),
+        };
+        let start = self.level.saturating_sub(credit);
         member.attained = member.attained.max(start);
     }
 
@@ -118,10 +130,18 @@ impl Group {
     }
 
     /// Whether a member takes its share. One that can do with less leaves the rest to the others.
+    ///
+    /// One that has had no room below its own limit is compared with what was there while time passed
+    /// last. Between the end of a request of another member and its next one that member is missing,
+    /// and the share would look larger than the limit.
     fn counts<T>(&self, member: &Member<T>) -> bool {
         let demand = member.demand();
-        let own = demand as u128 * u128::from(self.weight);
-        let share = self.held as u128 * u128::from(member.weight);
+        let (weight, held) = match member.limit {
+            usize::MAX => (self.weight, self.held),
+            _ => self.steady,
+        };
+        let own = demand as u128 * u128::from(weight);
+        let share = held as u128 * u128::from(member.weight);
         demand > 0 && own >= share
     }
 

@@ -10,7 +10,9 @@
 //! that want or may have less than a share count in neither. A member that is new, was absent or was
 //! kept back by its own limit starts at the level or at what it has attained, whichever is more: time
 //! in which it wanted nothing earns it nothing, but for a credit of a few requests that fades within a
-//! moment, so that a tenant with one request after another is not taken for a new one each time.
+//! moment, so that a tenant with one request after another is not taken for a new one each time. A
+//! member that had as many running as its own limit allows, and took its share by that, goes on from what
+//! it has attained.
 //!
 //! A member is a tenant, or an owner of tenants; the rule runs between the members of the top
 //! level first, then between the tenants of the owner chosen. Each step costs O(log n). A member

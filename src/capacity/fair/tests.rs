@@ -112,6 +112,38 @@ fn weights_and_caps_are_kept_whatever_the_lengths() {
     ]);
 }
 
+/// A tenant with much waiting whose share is just below its own limit, among others that send one
+/// request after another.
+fn just_below_its_limit(
+    name: &'static str,
+    capacity: usize,
+    (weight, limit): (u32, usize),
+    others: usize,
+    millis: u64,
+) -> Setting {
+    let capped = backlogged(20).outstanding(50).weight(weight).cap(limit);
+    let mut tenants = vec![capped];
+    tenants.extend(vec![backlogged(millis).outstanding(1); others]);
+    Setting::new(name, capacity, tenants).seconds(100)
+}
+
+#[test]
+fn a_tenant_just_below_its_own_limit_keeps_its_share() {
+    for setting in [
+        just_below_its_limit("1 of 4", 4, (3, 1), 10, 20),
+        just_below_its_limit("1 of 4, longer", 4, (3, 1), 10, 100),
+        just_below_its_limit("1 of 3", 3, (4, 1), 9, 10),
+        just_below_its_limit("1 of 8", 8, (2, 1), 15, 20),
+        just_below_its_limit("1 of 8, weight 4", 8, (4, 1), 30, 20),
+        just_below_its_limit("2 of 8", 8, (8, 2), 27, 20),
+        just_below_its_limit("2 of 8, weight 4", 8, (4, 2), 13, 20),
+        just_below_its_limit("4 of 20", 20, (4, 4), 17, 20),
+    ] {
+        let held = share_held(&setting, Rule::Fair);
+        assert!((0.95..=1.06).contains(&held), "{} {held}", setting.name);
+    }
+}
+
 #[test]
 fn shares_follow_who_is_there_and_what_there_is() {
     let coming_and_going = vec![
