@@ -8,7 +8,8 @@ use std::{error, fmt, time::Duration};
 pub enum RejectReason {
     /// The tenant has as many requests in flight as its limit allows, and this one would not wait.
     AtLimit,
-    /// The tenant is at its limit, and as many of its requests wait as its queue holds.
+    /// The tenant is at its limit, and as many of its requests wait as its queue holds; or the queue
+    /// of the capacity is full, and no other tenant has more waiting for its weight.
     QueueFull,
     /// The request waited as long as the overflow policy allows, and its tenant is at its limit.
     WaitExpired,
@@ -18,7 +19,7 @@ pub enum RejectReason {
     AtCapacity,
     /// The shared capacity is in use, and the request finds no place to wait for it: the queue of its
     /// tenant is full, or that of the capacity is, and no other tenant has more waiting for its
-    /// weight.
+    /// weight. Its tenant is below its limit.
     CapacityQueueFull,
     /// The request waited as long as the overflow policy allows, and what it waited for at the end
     /// was the shared capacity.

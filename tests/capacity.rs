@@ -583,6 +583,22 @@ async fn a_tenant_below_its_limit_is_not_blamed_for_the_capacity() {
     wind_up(&limiter);
 }
 
+#[test]
+fn a_tenant_at_its_own_limit_does_not_blame_the_capacity() {
+    // The queue of the capacity is full, and there are slots for the others.
+    let limiter = limiter(1, Capacity::of(3).queue(2));
+    let permit = admitted(&limiter, 1);
+    let [first, mut newest] = [(); 2].map(|()| waiting(&limiter, 1));
+    let newcomer = request(&limiter, 1).poll();
+    assert_eq!(refusal(newcomer), RejectReason::QueueFull);
+    // A request that waits for the capacity takes the place of the newest.
+    let others = [2, 3].map(|tenant| admitted(&limiter, tenant));
+    let other = waiting(&limiter, 4);
+    assert_eq!(refusal(newest.poll()), RejectReason::QueueFull);
+    drop((permit, first, newest, others, other));
+    wind_up(&limiter);
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_hint_grows_with_what_is_short() {
     let limiter = limiter(4, 1).overflow(Overflow::shed());

@@ -138,8 +138,8 @@ impl Run {
                 let below = self.running(tenant) < self.limit(tenant);
                 match rejected.reason() {
                     RejectReason::Paused => assert_eq!(self.limit(tenant), 0),
-                    RejectReason::QueueFull => assert!(full && !below),
-                    RejectReason::CapacityQueueFull => assert!((full && below) || all_full),
+                    RejectReason::QueueFull => assert!(!below && (full || all_full)),
+                    RejectReason::CapacityQueueFull => assert!(below && (full || all_full)),
                     reason => panic!("{reason:?}"),
                 }
             }
@@ -166,7 +166,9 @@ impl Run {
                 }
                 Poll::Ready(Err(rejected)) => assert!(matches!(
                     rejected.reason(),
-                    RejectReason::Paused | RejectReason::CapacityQueueFull
+                    RejectReason::Paused
+                        | RejectReason::QueueFull
+                        | RejectReason::CapacityQueueFull
                 )),
                 Poll::Pending => panic!("woken for nothing"),
             }

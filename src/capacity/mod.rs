@@ -85,8 +85,8 @@ impl<K> Capacity<K> {
     /// Gives tenants owners: the capacity is divided between owners first, then between the tenants
     /// of each, so that a customer with fifty keys gets one share.
     ///
-    /// Asked when a tenant starts to be tracked, under no lock. An owner is forgotten with the last
-    /// of its tenants.
+    /// Asked when a tenant starts to be tracked, under no lock; but `Eq` of an owner runs under one, and
+    /// must not use the limiter. An owner is forgotten with the last of its tenants.
     #[must_use]
     pub fn owners<O>(self, owner: impl Fn(&K) -> O + Send + Sync + 'static) -> Self
     where

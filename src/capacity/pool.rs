@@ -396,7 +396,7 @@ impl<T: Ticket> Share<T> {
                 self.pool.calm(&mut line);
                 // Before the waker, which is code of the user.
                 drop(line);
-                return Joined::Crowded(word);
+                return Joined::Refused(word);
             }
             // A member that wants nothing yet may have been forgotten meanwhile.
             id = self.member(&mut line, gate, 0);

@@ -54,8 +54,6 @@ pub(crate) enum Joined {
     /// With the gate as it was before.
     Waiting(Arc<Waiter>, Word),
     Refused(Word),
-    /// All places to wait, of all tenants, are taken.
-    Crowded(Word),
 }
 
 /// Waiters that were refused and do not know yet.

@@ -145,7 +145,6 @@ impl Place {
                 return Poll::Pending;
             }
             Joined::Refused(word) => self.held.refuse(places, word),
-            Joined::Crowded(word) => self.held.reject(RejectReason::CapacityQueueFull, word),
         };
         Poll::Ready(Err(self.held.refused(rejected, None)))
     }
@@ -171,12 +170,11 @@ impl Place {
     }
 
     fn end(&mut self, places: usize, outcome: Outcome) -> Result<Permit, Rejected> {
-        let (reason, word) = match outcome {
-            Outcome::Granted => return Ok(self.admit(places)),
-            Outcome::Refused(word) => (RejectReason::Paused, word),
-            Outcome::Displaced(word) => (RejectReason::CapacityQueueFull, word),
-        };
-        self.refuse(self.held.reject(reason, word))
+        match outcome {
+            Outcome::Granted => Ok(self.admit(places)),
+            Outcome::Refused(word) => self.refuse(self.held.reject(RejectReason::Paused, word)),
+            Outcome::Displaced(word) => self.refuse(self.held.refuse(places, word)),
+        }
     }
 
     fn admit(&mut self, places: usize) -> Permit {

@@ -42,7 +42,7 @@ fn a_request_that_does_not_wait_begins_no_crowding() {
     assert_calm(&pool);
     assert!(matches!(join(&a, 0), Joined::Refused(_)));
     assert_calm(&pool);
-    assert!(matches!(join(&b, 1), Joined::Crowded(_)));
+    assert!(matches!(join(&b, 1), Joined::Refused(_)));
     assert_calm(&pool);
 }
 
