@@ -104,6 +104,11 @@ async fn answer(req: Request<Body>) -> Result<Response<Body>, Infallible> {
         "/declared" => declared(3000, frames([data(), data(), data()])),
         "/too-much" => declared(1500, frames([data(), data(), data()])),
         "/nothing" => declared(0, frames([])),
+        "/short" => declared(3000, frames([data()])),
+        "/short-trailers" => declared(3000, frames([data(), trailers()])),
+        "/short-of-all" => declared(3000, frames([])),
+        "/short-known" => declared(3000, Body::from("known")),
+        "/short-empty" => declared(3000, Body::empty()),
         "/unknown" => Response::new(frames([data(), data()])),
         "/trailers" => Response::new(frames([data(), trailers()])),
         "/declared-trailers" => declared(1000, frames([data(), trailers()])),
@@ -218,6 +223,22 @@ async fn a_response_of_a_router_that_is_read_to_its_end_has_completed() {
     let router = Router::new().fallback_service(service_fn(answer));
     let addr = wire::serve(router.layer(layer)).await;
     assert_all_complete(addr, &mut endings).await;
+}
+
+#[tokio::test]
+async fn a_response_that_ends_short_of_its_length_has_failed() {
+    let (layer, mut endings) = layered();
+    let service = layer.layer(service_fn(answer));
+    for path in ["", "-trailers", "-of-all", "-known", "-empty"] {
+        let path = format!("/short{path}");
+        let response = service.clone().oneshot(asking(&Method::GET, &path)).await;
+        response.unwrap().into_body().collect().await.unwrap();
+        endings.assert_next(Ending::Failed, &path).await;
+        // The answer to a HEAD has the length of the body that it leaves out.
+        let response = service.clone().oneshot(asking(&Method::HEAD, &path)).await;
+        response.unwrap().into_body().collect().await.unwrap();
+        endings.assert_next(Ending::Completed, &path).await;
+    }
 }
 
 #[tokio::test]

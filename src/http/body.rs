@@ -59,7 +59,7 @@ impl<B: Body> ResponseBody<B> {
     ) -> Response<Self> {
         let remaining = Remaining::after(asked, &response);
         if response.body().is_end_stream() {
-            end(slot.take(), Ending::Completed);
+            end(slot.take(), remaining.ending());
         }
         if remaining.is_nothing() {
             complete(slot.as_ref());
@@ -92,18 +92,20 @@ where
             }
         };
         let frame = ready!(body.as_mut().poll_frame(cx));
+        let is_complete = match &frame {
+            Some(Ok(frame)) => this.remaining.take(frame),
+            _ => false,
+        };
         let ending = match &frame {
             Some(Ok(_)) if !body.is_end_stream() => None,
             Some(Err(_)) => Some(Ending::Failed),
-            _ => Some(Ending::Completed),
+            _ => Some(this.remaining.ending()),
         };
         if let Some(ending) = ending {
             end(this.slot.take(), ending);
             *this.deadline = None;
-        } else if let Some(Ok(frame)) = &frame {
-            if this.remaining.take(frame) {
-                complete(this.slot.as_ref());
-            }
+        } else if is_complete {
+            complete(this.slot.as_ref());
         }
         Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }

@@ -4,11 +4,15 @@ use bytes::Buf;
 use http::{HeaderMap, Method, Response, StatusCode, header};
 use http_body::{Body, Frame};
 
+use crate::observe::Ending;
+
 /// What the method of a request says of the body of its response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Asked {
-    /// There is one, unless the status says otherwise.
+    /// Not known: the response is one that a client got.
     #[default]
+    Unknown,
+    /// There is one, unless the status says otherwise.
     Body,
     /// There is none.
     Head,
@@ -46,7 +50,9 @@ pub(crate) struct Remaining(Option<u64>);
 impl Remaining {
     /// What comes after the head of a response.
     pub(crate) fn after<B: Body>(asked: Asked, response: &Response<B>) -> Self {
-        if asked.ends_with_head(response.status()) {
+        // A client that has asked for the head alone gets an empty body.
+        let is_empty = asked == Asked::Unknown && response.body().is_end_stream();
+        if is_empty || asked.ends_with_head(response.status()) {
             return Self(Some(0));
         }
         let declared = declared(response.headers());
@@ -57,12 +63,20 @@ impl Remaining {
         self.0 == Some(0)
     }
 
+    /// How a response ends whose body ends now: it has failed if less has come than was declared.
+    pub(crate) fn ending(self) -> Ending {
+        match self.0 {
+            Some(1..) => Ending::Failed,
+            _ => Ending::Completed,
+        }
+    }
+
     /// Takes a frame off that was handed out. `true` if it was the last one that has to come.
     pub(crate) fn take<D: Buf>(&mut self, frame: &Frame<D>) -> bool {
         let Some(data) = frame.data_ref() else {
-            // Trailers are the end, whatever came before.
-            self.0 = Some(0);
-            return true;
+            // Trailers are the end, if no length says that more has to come.
+            self.0.get_or_insert(0);
+            return self.is_nothing();
         };
         let Some(left @ 1..) = self.0 else {
             return false;

@@ -133,7 +133,8 @@ pub enum Ending {
     /// after that is not told from who has read them.
     #[default]
     Completed,
-    /// The inner service or the response body failed.
+    /// The inner service or the response body failed, or the body ended before it had given what the
+    /// `Content-Length` says.
     Failed,
     /// The request, or its response body, was dropped before its end, as when the client hangs up;
     /// or it panicked.
