@@ -335,6 +335,22 @@ async fn a_handler_may_give_its_slot_back_early() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_release_after_the_time_is_up_does_not_let_the_response_go_on() {
+    let limiter = Limiter::new(1).max_hold(MaxHold::after(LONGEST).shared_permits());
+    let handler = service_fn(|mut req: Request<Body>| async move {
+        let permit: SharedPermit = req.extensions_mut().remove().unwrap();
+        tokio::time::sleep(2 * LONGEST).await;
+        permit.release();
+        Ok::<_, Infallible>(Response::new(Body::from("late")))
+    });
+    let service = layer(limiter.clone()).share_permit().layer(handler);
+    let response = call(&service, request("A")).await.unwrap();
+    assert_eq!(limiter.expired(), 1);
+    let frame = next_frame(&mut response.into_body()).await;
+    assert!(is_expiry(&frame.unwrap().unwrap_err()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_release_gives_the_slots_of_all_layers_back() {
     let (outer, inner) = (Limiter::new(1), Limiter::new(1));
     let handler = service_fn(|mut req: Request<Body>| {

@@ -70,7 +70,7 @@ impl SharedPermit {
     }
 
     fn give_back(&self) {
-        if let Some(permit) = self.lease.take() {
+        if let Some(permit) = self.lease.take_unexpired() {
             permit.end(Ending::Completed);
         }
         if let Some(outer) = &self.outer {
@@ -116,8 +116,9 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    fn take(&self) -> Option<Permit> {
-        lock(&self.permit).take()
+    /// A permit whose slot was taken back stays: by it the response knows that it is to end.
+    fn take_unexpired(&self) -> Option<Permit> {
+        lock(&self.permit).take_if(|permit| !permit.is_expired())
     }
 
     fn with<R>(&self, f: impl FnOnce(&Permit) -> R) -> Option<R> {

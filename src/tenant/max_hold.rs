@@ -7,7 +7,8 @@ use std::time::Duration;
 /// A slot whose time is up is given back, whether anything polls the request or not: a connection
 /// whose client never reads its response keeps no slot for ever. Its
 /// [`Ending`](crate::Ending::Expired) is one of its own, and [`TenantLimiter::expired`] counts them.
-/// The time counts from the admission, by tokio's clock.
+/// The time counts from the admission, by tokio's clock. A request that waited is admitted when its
+/// future is polled after the grant: one that is neither polled again nor dropped keeps its slot.
 ///
 /// The response is ended with an error, `HoldExpired`, unless it is to
 /// [go on uncounted](Self::let_responses_go_on). What ends is its body, the next time that it is
