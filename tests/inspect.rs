@@ -411,6 +411,8 @@ async fn a_writable_view_sets_limits_pauses_and_resumes() {
         ("/limit", json!({ "tenant": "a", "limit": 1 })),
         ("/pause", json!({ "tenant": tenant, "limit": 1 })),
         ("/pause", json!([])),
+        ("/limit", json!([tenant, 7])),
+        ("/limit", json!({ "tenant": ["a", null], "limit": 7 })),
     ] {
         let response = ask(&view, change(path, &body)).await;
         assert_eq!(response.status(), StatusCode::BAD_REQUEST, "{path} {body}");

@@ -1,11 +1,12 @@
 //! Changes of one tenant.
 
-use std::{hash::Hash, pin::pin};
+use std::{fmt::Display, hash::Hash, pin::pin};
 
 use http::{Request, StatusCode};
 use http_body::Body;
 use http_body_util::{BodyExt, Limited};
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::{
     error::BoxError,
@@ -42,6 +43,20 @@ struct Order {
     limit: Option<Option<usize>>,
 }
 
+impl Order {
+    fn parse(text: &[u8]) -> Result<Self, Fault> {
+        let no_change =
+            |error: &dyn Display| Fault::bad(format!("The request is not a change: {error}."));
+        let order = serde_json::from_slice(text).map_err(|error| no_change(&error))?;
+        // serde takes an array for a struct, too.
+        let shape: Value = serde_json::from_slice(text).map_err(|error| no_change(&error))?;
+        match shape.is_object() && shape["tenant"].is_object() {
+            true => Ok(order),
+            false => Err(no_change(&"expected objects, found an array")),
+        }
+    }
+}
+
 /// Tells what is null from what is not there.
 fn given<'de, D: serde::Deserializer<'de>>(limit: D) -> Result<Option<Option<usize>>, D::Error> {
     Deserialize::deserialize(limit).map(Some)
@@ -64,8 +79,7 @@ impl Change {
             )
         };
         let body = body.collect().await.map_err(unread)?.to_bytes();
-        let order = serde_json::from_slice(&body)
-            .map_err(|error| Fault::bad(format!("The request is not a change: {error}.")))?;
+        let order = Order::parse(&body)?;
         Ok(Self { action, order })
     }
 }

@@ -2,9 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use http::{HeaderMap, StatusCode, Uri, header, uri::Authority};
+use http::{HeaderMap, StatusCode, Uri, header};
 
-use crate::inspect::response::Fault;
+use crate::{extract::http::host::without_port, inspect::response::Fault};
 
 /// More of a host than this is not repeated.
 const REPEATED: usize = 256;
@@ -67,9 +67,8 @@ fn stranger(host: &[u8]) -> Fault {
 impl Host {
     /// The host that a header or a URI names, whatever the port.
     fn of(authority: &[u8]) -> Option<Self> {
-        let authority = Authority::try_from(authority).ok()?;
-        let named_user = authority.as_str().contains('@');
-        (!named_user).then(|| Self::parse(authority.host()))?
+        let authority = std::str::from_utf8(authority).ok()?;
+        Self::parse(without_port(authority)?)
     }
 
     /// `None` if `host` is neither a name nor an address.
@@ -134,6 +133,12 @@ mod tests {
         for host in [
             "",
             ":80",
+            "[::1]evil.example",
+            "[::1],",
+            "[::1]..",
+            "localhost:x",
+            "127.0.0.1:80-",
+            "user@localhost",
             "evil.example:9000",
             "localhost.evil.example",
             "evil-localhost",

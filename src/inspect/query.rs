@@ -12,7 +12,7 @@ pub(super) struct Query {
     /// Names in their order if there is none.
     pub(super) sort: Option<Column>,
     pub(super) top: usize,
-    /// In lower case.
+    /// [Folded](fold).
     pub(super) search: String,
 }
 
@@ -29,13 +29,20 @@ impl Query {
             match key {
                 "sort" => parsed.sort = column(&value).ok_or_else(|| bad(key))?,
                 "top" => parsed.top = value.parse().map_err(|_| bad(key))?,
-                "search" => parsed.search = value.to_lowercase(),
+                "search" => parsed.search = fold(&value),
                 _ => return Err(Fault::bad("It can `sort`, `search` and tell the `top`.")),
             }
         }
         parsed.top = parsed.top.min(MAX_ROWS);
         Ok(parsed)
     }
+}
+
+/// Makes letters of both cases equal, wherever they stand: a lower-case sigma is another one at the end
+/// of a word.
+pub(super) fn fold(text: &str) -> String {
+    let upper = text.chars().flat_map(char::to_uppercase);
+    upper.flat_map(char::to_lowercase).collect()
 }
 
 fn bad(key: &str) -> Fault {
@@ -100,6 +107,18 @@ mod tests {
             ("%ff", "\u{fffd}"),
         ] {
             assert_eq!(decode(encoded), plain, "{encoded}");
+        }
+    }
+
+    #[test]
+    fn letters_of_both_cases_are_equal_wherever_they_stand() {
+        for (name, search) in [
+            ("ΟΔΟΣ", "Σ"),
+            ("ΑΣΑ", "ΑΣ"),
+            ("οδος", "ΔΟΣ"),
+            ("Straße", "SS"),
+        ] {
+            assert!(fold(name).contains(&fold(search)), "{name} {search}");
         }
     }
 

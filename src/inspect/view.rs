@@ -5,7 +5,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    inspect::{Inspect, query::Query},
+    inspect::{
+        Inspect,
+        query::{Query, fold},
+    },
     limiter::snapshot::{Snapshot, TenantSnapshot, top_of},
 };
 
@@ -69,7 +72,7 @@ impl Shown {
 impl<K> Inspect<K> {
     pub(super) fn view(&self, snapshot: &Snapshot<K>, query: &Query) -> serde_json::Result<String> {
         let found = |row: &&TenantSnapshot<K>| {
-            let name = || (self.name)(&row.tenant).to_lowercase();
+            let name = || fold(&(self.name)(&row.tenant));
             query.search.is_empty() || name().contains(&query.search)
         };
         let found: Vec<_> = snapshot.tenants.iter().filter(found).collect();

@@ -79,6 +79,15 @@ fn in_header(headers: &HeaderMap) -> Result<Option<Cow<'_, str>>, NoTenant> {
 
 /// The one way to write the host of `authority`, borrowed if it is written that way.
 fn canonical(authority: &str) -> Option<Cow<'_, str>> {
+    let host = without_port(authority)?;
+    match host.strip_prefix('[') {
+        Some(address) => canonical_address(host, address.strip_suffix(']')?),
+        None => canonical_name(host.strip_suffix('.').unwrap_or(host)),
+    }
+}
+
+/// `authority` up to its port; `None` if what follows its host is no port.
+pub(crate) fn without_port(authority: &str) -> Option<&str> {
     // The colons of an address are in brackets.
     let name_end = authority.find(']').map_or(0, |bracket| bracket + 1);
     let host_end = match authority[name_end..].find(':') {
@@ -86,13 +95,7 @@ fn canonical(authority: &str) -> Option<Cow<'_, str>> {
         None => authority.len(),
     };
     let (host, port) = authority.split_at(host_end);
-    if !is_port(port.strip_prefix(':').unwrap_or(port)) {
-        return None;
-    }
-    match host.strip_prefix('[') {
-        Some(address) => canonical_address(host, address.strip_suffix(']')?),
-        None => canonical_name(host.strip_suffix('.').unwrap_or(host)),
-    }
+    is_port(port.strip_prefix(':').unwrap_or(port)).then_some(host)
 }
 
 /// A port may be left out after its colon.

@@ -1,6 +1,6 @@
 //! Tenants named by HTTP requests: in a header, by their host, or in a request extension.
 
-mod host;
+pub(crate) mod host;
 
 use std::{borrow::Cow, fmt, hash::Hash, marker::PhantomData};
 
