@@ -50,8 +50,9 @@ use crate::{
 /// request until it was idle for as long as the [`Evictor`] allows. A tracked tenant costs about
 /// 128 bytes and its key.
 ///
-/// `Eq` of a tenant runs under a lock of the limiter: it must compare and do nothing else, above all
-/// not use the limiter, which would never return. No other code of the user runs under a lock.
+/// `Eq` of a tenant, and of an owner, runs under a lock of the limiter: it must compare and do nothing
+/// else, above all not use the limiter, which would never return. No other code of the user runs under
+/// a lock.
 ///
 /// # Examples
 ///
