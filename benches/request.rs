@@ -66,7 +66,7 @@ fn u64_key(criterion: &mut Criterion) {
 
     let full = TenantConcurrencyLayer::new(1, id);
     let _held = full.limiter().try_acquire(&TENANT).expect("a free slot");
-    bench(&mut group, "ours_refused", &full.layer(Trivial), request);
+    bench(&mut group, "ours_rejected", &full.layer(Trivial), request);
 }
 
 /// The tenant is in a header of an HTTP request.
@@ -101,13 +101,13 @@ fn header_key(criterion: &mut Criterion) {
     let _held = full.limiter().try_acquire(NAME).expect("a free slot");
     bench(
         &mut group,
-        "ours_refused",
+        "ours_rejected",
         &full.clone().layer(Trivial),
         request,
     );
     bench(
         &mut group,
-        "ours_http_refused",
+        "ours_http_rejected",
         &full.http().layer(Trivial),
         request,
     );
@@ -173,14 +173,14 @@ fn compare(medians: &Medians) {
         "no goal",
     );
     ratios::print(
-        "a refusal over an admission, as an error",
-        of("u64/ours_refused"),
+        "a rejection over an admission, as an error",
+        of("u64/ours_rejected"),
         of("u64/ours"),
         "goal 1",
     );
     ratios::print(
-        "a refusal over an admission, as a response",
-        of("header/ours_http_refused"),
+        "a rejection over an admission, as a response",
+        of("header/ours_http_rejected"),
         of("header/ours_http"),
         "no goal",
     );

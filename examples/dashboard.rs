@@ -61,8 +61,8 @@ async fn watch(server: SocketAddr, time: Duration) -> Result<String, Box<dyn Err
         if Instant::now() < end {
             continue;
         }
-        if figures.refused_of("flood") <= figures.refused_of("steady-1") {
-            return Err(format!("the flood was not refused most: {figures}").into());
+        if figures.rejected_of("flood") <= figures.rejected_of("steady-1") {
+            return Err(format!("the flood was not rejected most: {figures}").into());
         }
         return Ok(format!("The figures were right {checks} times: {figures}."));
     }
@@ -213,8 +213,8 @@ impl Figures {
                 "not the sum waiting",
             ),
             (
-                sum("refused") == number(total, "refused"),
-                "not the sum refused",
+                sum("rejected") == number(total, "rejected"),
+                "not the sum rejected",
             ),
             (
                 rows.len() as u64 == number(total, "tracked"),
@@ -232,20 +232,20 @@ impl Figures {
         self.0["tenants"].as_array().map_or(&[], Vec::as_slice)
     }
 
-    fn refused_of(&self, name: &str) -> u64 {
+    fn rejected_of(&self, name: &str) -> u64 {
         let row = self.rows().iter().find(|row| row["tenant"]["name"] == name);
-        row.and_then(|row| row["refused"].as_u64()).unwrap_or(0)
+        row.and_then(|row| row["rejected"].as_u64()).unwrap_or(0)
     }
 }
 
 impl std::fmt::Display for Figures {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let flood = self.refused_of("flood");
+        let flood = self.rejected_of("flood");
         let Self(total) = self;
         write!(
             f,
-            "{} tenants, {} admitted, {} refused, {flood} of them of the flood",
-            total["tracked"], total["admitted"], total["refused"]
+            "{} tenants, {} admitted, {} rejected, {flood} of them of the flood",
+            total["tracked"], total["admitted"], total["rejected"]
         )
     }
 }

@@ -30,7 +30,7 @@ const EDITIONS: [(&str, [usize; 3]); 4] = [
         "limit = 3\n\n[tenants]\nacme = { limit = 8 }\nglobex = { paused = true }\n",
         [8, 0, 3],
     ),
-    // Refused whole, so that the limits stay.
+    // Rejected whole, so that the limits stay.
     ("limit = 1\n\n[tenants]\nacme = { limit = -8 }\n", [8, 0, 3]),
     (
         "limit = 3\n\n[tenants]\ninitech = { limit = 1 }\n",

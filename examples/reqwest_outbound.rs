@@ -135,7 +135,7 @@ enum Outcome {
 fn outcome(answer: Result<reqwest::Response, Error>) -> Outcome {
     match answer {
         Ok(response) if response.status().is_success() => Outcome::Delivered,
-        // What comes out of the retries is wrapped: the refusal is among the sources.
+        // What comes out of the retries is wrapped: the rejection is among the sources.
         Err(Error::Middleware(error)) if error.chain().any(|error| error.is::<Rejected>()) => {
             Outcome::Shed
         }

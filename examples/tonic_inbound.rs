@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The service counts how many streams of each tenant are open. If that was ever more than the cap,
-//! or a tenant without a flood was refused, the example exits with 1. To see that happen, let the
+//! or a tenant without a flood was rejected, the example exits with 1. To see that happen, let the
 //! layer admit more than the service expects: `LIMIT=64 cargo run ..`.
 
 use std::{
@@ -52,24 +52,24 @@ async fn main() -> ExitCode {
         }
     }
     let mut tallies = BTreeMap::<_, (usize, usize)>::new();
-    for (tenant, (served, refused)) in callers.join_all().await {
+    for (tenant, (served, rejected)) in callers.join_all().await {
         let tally = tallies.entry(tenant).or_default();
         tally.0 += served;
-        tally.1 += refused;
+        tally.1 += rejected;
     }
 
-    println!("tenant  served  refused  peak of {CAP}");
+    println!("tenant  served  rejected  peak of {CAP}");
     let mut kept = true;
-    for (tenant, (served, refused)) in tallies {
+    for (tenant, (served, rejected)) in tallies {
         let peak = open.peak(tenant);
-        println!("{tenant:<6}{served:>8}{refused:>9}{peak:>6}");
-        kept &= peak <= CAP && (refused == 0) == (tenant != "flood");
+        println!("{tenant:<6}{served:>8}{rejected:>9}{peak:>6}");
+        kept &= peak <= CAP && (rejected == 0) == (tenant != "flood");
     }
     if !kept {
-        eprintln!("A tenant had more than {CAP} streams open, or the wrong one was refused.");
+        eprintln!("A tenant had more than {CAP} streams open, or the wrong one was rejected.");
         return ExitCode::FAILURE;
     }
-    println!("Each tenant had {CAP} streams open at most, and only the flood was refused.");
+    println!("Each tenant had {CAP} streams open at most, and only the flood was rejected.");
     ExitCode::SUCCESS
 }
 
@@ -87,12 +87,12 @@ async fn serve(exports: Exports) -> Channel {
     endpoint.connect().await.expect("the server listens")
 }
 
-/// Asks for exports of one tenant, and counts those that were served and those that were refused.
+/// Asks for exports of one tenant, and counts those that were served and those that were rejected.
 async fn call_again_and_again(
     server: Channel,
     tenant: &'static str,
 ) -> (&'static str, (usize, usize)) {
-    let (mut served, mut refused) = (0, 0);
+    let (mut served, mut rejected) = (0, 0);
     let end = Instant::now() + RUN;
     while Instant::now() < end {
         match export(server.clone(), tenant).await {
@@ -103,13 +103,13 @@ async fn call_again_and_again(
             // A client at work would wait as long as `grpc-retry-pushback-ms` in the metadata says.
             Err(status) if status.code() == Code::ResourceExhausted => {
                 assert!(status.metadata().contains_key("grpc-retry-pushback-ms"));
-                refused += 1;
+                rejected += 1;
             }
             Err(status) => panic!("unexpected status: {status}"),
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    (tenant, (served, refused))
+    (tenant, (served, rejected))
 }
 
 // What follows up to `Streams` is by hand what `tonic-prost-build` makes of a `.proto` file.

@@ -98,7 +98,7 @@ async fn echo(mut socket: WebSocket) {
     }
 }
 
-/// Opens a socket, or returns the status that it is refused with.
+/// Opens a socket, or returns the status that it is rejected with.
 async fn open(server: SocketAddr, tenant: &str) -> Result<WebSocketStream<TcpStream>, u16> {
     let url = format!("ws://{server}/echo");
     let mut request = url.into_client_request().expect("a valid address");

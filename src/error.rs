@@ -1,4 +1,4 @@
-//! The error of a service whose refusals are errors.
+//! The error of a service whose rejections are errors.
 
 use std::{error, fmt};
 
@@ -7,9 +7,9 @@ use crate::rejected::Rejected;
 /// Any error.
 pub type BoxError = Box<dyn error::Error + Send + Sync>;
 
-/// A refusal, or an error of the inner service.
+/// A rejection, or an error of the inner service.
 ///
-/// It is a [`BoxError`] that boxes a refusal only when it has to, since a refusal must not allocate:
+/// It is a [`BoxError`] that boxes a rejection only when it has to, since a rejection must not allocate:
 /// it turns into a `BoxError` (which every layer of tower asks for, and does by itself) that
 /// downcasts to [`Rejected`], or that is the very error of the inner service. Like `BoxError` it
 /// does not implement [`std::error::Error`] itself.
@@ -61,9 +61,9 @@ impl Error {
         Self(Kind::Inner(error.into()))
     }
 
-    /// Returns the refusal, or `None` if the inner service failed.
+    /// Returns the rejection, or `None` if the inner service failed.
     ///
-    /// A refusal of another limiter further in is an error of the inner service:
+    /// A rejection of another limiter further in is an error of the inner service:
     /// [`downcast_ref`](Self::downcast_ref) finds that one too.
     #[must_use]
     pub fn rejected(&self) -> Option<&Rejected> {

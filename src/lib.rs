@@ -2,13 +2,13 @@
 //! run at once.
 //!
 //! - [`TenantConcurrencyLayer`] wraps a Tower service: it takes the tenant out of each request and a
-//!   permit for it; a request of a full tenant is refused, or waits as [`Overflow`] says.
+//!   permit for it; a request of a full tenant is rejected, or waits as [`Overflow`] says.
 //! - [`TenantLimiter`] is what is behind it, for use without Tower and for changing limits live.
 //! - [`Capacity`] bounds all tenants together and divides the slots fairly between them.
 //!
-//! The feature `http`, on by default, adds refusals as responses, permits held by response bodies,
+//! The feature `http`, on by default, adds rejections as responses, permits held by response bodies,
 //! and tenants taken from headers, hosts and request extensions. `reqwest` lets bodies of reqwest hold
-//! permits, `reqwest-middleware` adds `TenantMiddleware`, and `tonic` adds refusals as gRPC statuses.
+//! permits, `reqwest-middleware` adds `TenantMiddleware`, and `tonic` adds rejections as gRPC statuses.
 //!
 //! What happens is told to an [`Observer`], such as those of the features `metrics` and `tracing`,
 //! and shown by a [`Snapshot`], which the feature `inspect` serves as a page. `serde` reads
@@ -16,7 +16,7 @@
 //!
 //! # Examples
 //!
-//! An axum server; `http` makes refusals responses:
+//! An axum server; `http` makes rejections responses:
 //!
 //! ```
 //! # #[cfg(feature = "http")] {

@@ -1,8 +1,8 @@
-//! What a refused request is told.
+//! What a rejected request is told.
 
 use std::{error, fmt, time::Duration};
 
-/// Why a request was refused.
+/// Why a request was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RejectReason {
@@ -110,7 +110,7 @@ impl fmt::Display for RejectReason {
     }
 }
 
-/// A refusal, with the figures it was decided on.
+/// A rejection, with the figures it was decided on.
 ///
 /// It is small and `Copy`: making one allocates nothing. It never names the tenant, so it can be
 /// shown to a caller.
@@ -155,13 +155,13 @@ impl Rejected {
         }
     }
 
-    /// Whether the tenant was tracked when the request was refused.
+    /// Whether the tenant was tracked when the request was rejected.
     #[cfg(feature = "metrics")]
     pub(crate) fn is_of_tracked(&self) -> bool {
         self.of_tracked
     }
 
-    /// Returns why the request was refused.
+    /// Returns why the request was rejected.
     #[must_use]
     pub fn reason(&self) -> RejectReason {
         self.reason
@@ -173,14 +173,14 @@ impl Rejected {
         self.limit as usize
     }
 
-    /// Returns how many requests of the tenant were in flight when this one was refused, or 0 if
+    /// Returns how many requests of the tenant were in flight when this one was rejected, or 0 if
     /// its tenant was not known or not tracked yet.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.in_flight as usize
     }
 
-    /// Returns how many requests of the tenant were waiting when this one was refused, or 0 if its
+    /// Returns how many requests of the tenant were waiting when this one was rejected, or 0 if its
     /// tenant was not known or not tracked yet.
     #[must_use]
     pub fn waiting(&self) -> usize {
@@ -189,7 +189,7 @@ impl Rejected {
 
     /// Returns how long the caller should stay away: 1 to 32 whole seconds.
     ///
-    /// The hint doubles while a tenant goes on being refused and falls again afterwards. `None`
+    /// The hint doubles while a tenant goes on being rejected and falls again afterwards. `None`
     /// where coming back does not help: a request without a usable tenant.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
@@ -200,7 +200,7 @@ impl Rejected {
 
 impl fmt::Display for Rejected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "request refused: {}", self.reason)?;
+        write!(f, "request rejected: {}", self.reason)?;
         if self.limit > 0 {
             write!(f, " (limit {}", self.limit)?;
             write!(f, ", in flight {}", self.in_flight)?;

@@ -328,8 +328,8 @@ fn a_limit_cut_while_busy_holds_once_requests_have_ended() {
 
 // PA8
 #[tokio::test(start_paused = true)]
-async fn a_limit_of_zero_refuses_at_once_and_never_hangs() {
-    let shed = Overflow::shed();
+async fn a_limit_of_zero_rejects_at_once_and_never_hangs() {
+    let shed = Overflow::reject();
     let queue = Overflow::queue(4).max_wait(Duration::MAX);
     for overflow in [shed, queue] {
         let gate = Gate::shut();
@@ -351,7 +351,7 @@ async fn a_limit_of_zero_refuses_at_once_and_never_hangs() {
 
 // PA8
 #[test]
-fn a_tenant_whose_own_limit_is_zero_is_refused_and_no_other() {
+fn a_tenant_whose_own_limit_is_zero_is_rejected_and_no_other() {
     let gate = Gate::shut();
     let queue = Overflow::queue(4).max_wait(Duration::MAX);
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue);

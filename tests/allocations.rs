@@ -157,7 +157,7 @@ fn a_number_costs_no_allocation() {
         let service = layer.layer(service_fn(done::<u64>));
         assert_eq!(cost(service.clone(), numbers(), true), 0, "admitted");
         let permit = fill(layer.limiter(), &7);
-        assert_eq!(cost(service, numbers(), false), 0, "refused");
+        assert_eq!(cost(service, numbers(), false), 0, "rejected");
         drop(permit);
         probe(layer.limiter(), 7, 1, 2);
         forget_all(layer.limiter());
@@ -172,7 +172,7 @@ fn a_borrowed_name_costs_no_allocation() {
         let service = layer.layer(service_fn(done::<Request<&'static str>>));
         assert_eq!(cost(service.clone(), requests(), true), 0, "admitted");
         let permit = fill(layer.limiter(), "a tenant with a name");
-        assert_eq!(cost(service, requests(), false), 0, "refused");
+        assert_eq!(cost(service, requests(), false), 0, "rejected");
         drop(permit);
         probe(layer.limiter(), "a tenant with a name".to_owned(), 1, 2);
         forget_all(layer.limiter());
@@ -186,7 +186,7 @@ fn a_header_costs_no_allocation() {
         let service = layer.layer(service_fn(done::<Request<&'static str>>));
         assert_eq!(cost(service.clone(), requests(), true), 0, "admitted");
         let permit = fill(layer.limiter(), "a tenant with a name");
-        assert_eq!(cost(service, requests(), false), 0, "refused");
+        assert_eq!(cost(service, requests(), false), 0, "rejected");
         drop(permit);
         probe(layer.limiter(), "a tenant with a name".to_owned(), 1, 2);
         forget_all(layer.limiter());
@@ -223,7 +223,7 @@ fn a_borrowed_name_that_may_be_invalid_costs_no_allocation() {
     let service = layer.layer(service_fn(done::<Request<&'static str>>));
     assert_eq!(cost(service.clone(), requests(), true), 0, "admitted");
     let permit = fill(layer.limiter(), "a tenant with a name");
-    assert_eq!(cost(service, requests(), false), 0, "refused");
+    assert_eq!(cost(service, requests(), false), 0, "rejected");
     drop(permit);
     forget_all(layer.limiter());
 }
@@ -234,7 +234,7 @@ fn an_extension_costs_no_allocation() {
     let service = layer.layer(service_fn(done::<Request<&'static str>>));
     assert_eq!(cost(service.clone(), requests(), true), 0, "admitted");
     let permit = fill(layer.limiter(), &7);
-    assert_eq!(cost(service, requests(), false), 0, "refused");
+    assert_eq!(cost(service, requests(), false), 0, "rejected");
     drop(permit);
     probe(layer.limiter(), 7, 1, 2);
     forget_all(layer.limiter());
@@ -243,7 +243,7 @@ fn an_extension_costs_no_allocation() {
 #[test]
 fn a_request_without_a_tenant_costs_no_allocation() {
     for (missing, admitted) in [
-        (MissingTenant::Refuse, false),
+        (MissingTenant::Reject, false),
         (MissingTenant::Bypass, true),
         (MissingTenant::Share(1), true),
         (MissingTenant::Share(0), false),
@@ -268,7 +268,7 @@ fn being_observed_costs_one_allocation_for_each_admitted_request_and_being_count
         let service = layer.layer(service_fn(done::<u64>));
         assert_eq!(cost(service.clone(), numbers(), true), admitted, "admitted");
         let permit = fill(layer.limiter(), &7);
-        assert_eq!(cost(service, numbers(), false), 0, "refused");
+        assert_eq!(cost(service, numbers(), false), 0, "rejected");
         drop(permit);
         probe(layer.limiter(), 7, 1, 2);
         forget_all(layer.limiter());
@@ -323,16 +323,16 @@ fn an_admitted_http_request_costs_no_allocation_whatever_holds_its_permit() {
         assert_eq!(
             cost(errors.clone(), requests(), true),
             0,
-            "refusals are errors"
+            "rejections are errors"
         );
         let permit = fill(layer.limiter(), "a tenant with a name");
-        assert_eq!(cost(errors, requests(), false), 0, "refused by an error");
+        assert_eq!(cost(errors, requests(), false), 0, "rejected by an error");
 
         let service = layer.clone().http().layer(service_fn(respond::<Endless>));
-        // Refused by a response, which is `Ok`.
+        // Rejected by a response, which is `Ok`.
         let cost = cost(service, requests(), true);
         println!(
-            "a refusal by a response: {} allocations",
+            "a rejection by a response: {} allocations",
             cost as f64 / 100.0
         );
         drop(permit);
@@ -393,7 +393,7 @@ fn a_request_that_waits_costs_one_allocation_from_its_arrival_to_its_end() {
 }
 
 #[test]
-fn waiters_that_give_up_or_are_refused_cost_no_more() {
+fn waiters_that_give_up_or_are_rejected_cost_no_more() {
     let layer = TenantConcurrencyLayer::new(1, |id: &u64| Some(*id))
         .overflow(Overflow::queue(1).max_wait(Duration::MAX));
     let service = layer.layer(service_fn(done::<u64>));
@@ -412,7 +412,7 @@ fn waiters_that_give_up_or_are_refused_cost_no_more() {
     assert!(poll(first.as_mut()).is_pending());
     let full = allocations(|| {
         let Poll::Ready(Err(error)) = serve(&mut service.clone(), 7) else {
-            panic!("it is not refused");
+            panic!("it is not rejected");
         };
         assert_eq!(error.rejected().unwrap().reason(), RejectReason::QueueFull);
     });

@@ -178,7 +178,7 @@ fn body_of(answer: Answer) -> Pin<Box<ResponseBody<Script>>> {
     Box::pin(answer.into_body())
 }
 
-fn is_refused(answer: &Answer) -> bool {
+fn is_rejected(answer: &Answer) -> bool {
     answer.extensions().get::<Rejected>().is_some()
 }
 
@@ -196,11 +196,11 @@ fn a_slot_is_held_while_the_body_streams() {
         Seen::Pending,
         Seen::Data("b".into()),
     ] {
-        assert!(is_refused(&respond(&service, Script::of(&[]))));
+        assert!(is_rejected(&respond(&service, Script::of(&[]))));
         assert_eq!(layer.limiter().in_flight("T"), 1);
         assert_eq!(poll(&mut first), step);
     }
-    assert!(is_refused(&respond(&service, Script::of(&[]))));
+    assert!(is_rejected(&respond(&service, Script::of(&[]))));
     assert_eq!(poll(&mut first), Seen::End);
     probe(layer.limiter(), "T", 1, 0);
     drop(first);
@@ -302,11 +302,11 @@ fn a_client_holds_its_slot_to_the_end_of_the_body_too() {
     let layer = client_layer(1);
     let service = layer.layer(Echo);
     let mut body = body_of(respond(&service, Script::of(&[Data("a")])));
-    let refused: Result<Answer, Error> = match call(&service, Request::default()).poll() {
-        Poll::Ready(refused) => refused,
-        Poll::Pending => panic!("a refusal does not wait"),
+    let rejected: Result<Answer, Error> = match call(&service, Request::default()).poll() {
+        Poll::Ready(rejected) => rejected,
+        Poll::Pending => panic!("a rejection does not wait"),
     };
-    assert!(refused.unwrap_err().rejected().is_some());
+    assert!(rejected.unwrap_err().rejected().is_some());
     assert_eq!(poll(&mut body), Seen::Data("a".into()));
     assert_eq!(poll(&mut body), Seen::End);
     probe(layer.limiter(), "T", 1, 0);
@@ -389,11 +389,11 @@ fn frames_trailers_errors_and_hints_pass_unchanged() {
 
 // LT7
 #[test]
-fn the_body_of_a_refusal_tells_its_length_and_its_end() {
+fn the_body_of_a_rejection_tells_its_length_and_its_end() {
     let layer = layer(0);
     let service = layer.layer(Echo);
     let answer = respond(&service, Script::of(&[]));
-    assert!(is_refused(&answer));
+    assert!(is_rejected(&answer));
     let mut body = Box::pin(answer.into_body());
     let length = body.size_hint().exact().unwrap();
     assert!(!body.is_end_stream());
@@ -409,7 +409,7 @@ fn the_body_of_a_refusal_tells_its_length_and_its_end() {
 
 // LT7
 #[test]
-fn a_body_made_for_a_refusal_by_the_user_passes_unchanged() {
+fn a_body_made_for_a_rejection_by_the_user_passes_unchanged() {
     let layer = layer(0).on_reject(|_: &Rejected| {
         let body = Script::of(&[Data("no"), Trailers]).knowing_its_length();
         let mut response = Response::new(body);
@@ -419,7 +419,7 @@ fn a_body_made_for_a_refusal_by_the_user_passes_unchanged() {
     let service = layer.layer(Echo);
     let answer = respond(&service, Script::of(&[]));
     assert_eq!(answer.status(), StatusCode::IM_A_TEAPOT);
-    assert!(is_refused(&answer));
+    assert!(is_rejected(&answer));
     let mut body = Box::pin(answer.into_body());
     assert_eq!(body.size_hint().exact(), Some(2));
     assert_eq!(poll(&mut body), Seen::Data("no".into()));
@@ -459,7 +459,7 @@ fn a_body_that_does_not_know_its_end_holds_the_slot_until_it_is_dropped() {
     // All bytes are there; trailers may still come.
     assert_eq!(body.size_hint().exact(), Some(0));
     assert!(!body.is_end_stream());
-    assert!(is_refused(&respond(&service, Script::of(&[]))));
+    assert!(is_rejected(&respond(&service, Script::of(&[]))));
     drop(body);
     probe(layer.limiter(), "T", 1, 0);
 }

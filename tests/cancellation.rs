@@ -194,7 +194,7 @@ async fn an_aborted_task_gives_its_place_back() {
 
 // CA6
 #[tokio::test(start_paused = true)]
-async fn a_request_refused_after_its_wait_never_runs() {
+async fn a_request_rejected_after_its_wait_never_runs() {
     let gate = Gate::shut();
     let overflow = Overflow::queue(1).max_wait(Duration::from_millis(50));
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(overflow);

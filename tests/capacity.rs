@@ -168,11 +168,11 @@ fn a_full_queue_takes_the_newest_of_whoever_has_most_waiting() {
     let permit = admitted(&limiter, 1);
     let mut flood: Vec<_> = (0..3).map(|_| waiting(&limiter, 1)).collect();
     let own = request(&limiter, 1).poll();
-    assert_eq!(refusal(own), RejectReason::CapacityQueueFull);
+    assert_eq!(rejection(own), RejectReason::CapacityQueueFull);
     let quiet = waiting(&limiter, 2);
     assert_eq!(woken(&flood), [2]);
     assert_eq!(
-        refusal(flood.remove(2).poll()),
+        rejection(flood.remove(2).poll()),
         RejectReason::CapacityQueueFull
     );
     assert_eq!(figures(&limiter), (1, 3));
@@ -182,9 +182,9 @@ fn a_full_queue_takes_the_newest_of_whoever_has_most_waiting() {
 }
 
 #[test]
-fn refusals_tell_the_tenants_limit_from_the_capacity() {
+fn rejections_tell_the_tenants_limit_from_the_capacity() {
     let limiter = limiter(1, 2);
-    let shedding = limiter.clone().overflow(Overflow::shed());
+    let shedding = limiter.clone().overflow(Overflow::reject());
     let first = admitted(&limiter, 1);
     let own = shedding.try_acquire(&1).unwrap_err();
     assert_eq!(own.reason(), RejectReason::AtLimit);
@@ -249,12 +249,12 @@ fn a_waiter_that_goes_away_leaves_nothing_behind() {
 }
 
 #[test]
-fn closing_refuses_whoever_waits_for_the_capacity() {
+fn closing_rejects_whoever_waits_for_the_capacity() {
     let limiter = limiter(8, 1);
     let permit = admitted(&limiter, 1);
     let mut waiter = waiting(&limiter, 2);
     limiter.close();
-    assert_eq!(refusal(waiter.poll()), RejectReason::Closed);
+    assert_eq!(rejection(waiter.poll()), RejectReason::Closed);
     drop((permit, waiter));
     assert_eq!(figures(&limiter), (0, 0));
 }
@@ -266,7 +266,7 @@ fn a_paused_tenant_leaves_its_place_to_others() {
     let mut paused = waiting(&limiter, 2);
     let other = waiting(&limiter, 3);
     limiter.set_limit(&2, 0);
-    assert_eq!(refusal(paused.poll()), RejectReason::Paused);
+    assert_eq!(rejection(paused.poll()), RejectReason::Paused);
     drop(permit);
     assert!(other.is_woken());
     drop((paused, other));
@@ -279,7 +279,7 @@ async fn a_wait_for_the_capacity_ends_in_time() {
     let permit = admitted(&limiter, 1);
     let mut waiter = waiting(&limiter, 2);
     tokio::time::sleep(Duration::from_millis(21)).await;
-    assert_eq!(refusal(waiter.poll()), RejectReason::CapacityWaitExpired);
+    assert_eq!(rejection(waiter.poll()), RejectReason::CapacityWaitExpired);
     drop((permit, waiter));
     wind_up(&limiter);
 }
@@ -328,7 +328,7 @@ fn a_crowd_never_exceeds_the_capacity_nor_a_limit() {
     wind_up(&limiter);
 }
 
-fn refusal(poll: Poll<Result<Permit, Rejected>>) -> RejectReason {
+fn rejection(poll: Poll<Result<Permit, Rejected>>) -> RejectReason {
     reason::<Permit>(poll.map(|result| result.map_err(Error::from)))
 }
 
@@ -370,7 +370,7 @@ fn a_drain_is_told_when_the_last_that_waited_was_displaced() {
     let newcomers = [waiting(&limiter, 3), waiting(&limiter, 3)];
     assert!(drain.is_woken());
     for request in &mut displaced {
-        assert_eq!(refusal(request.poll()), RejectReason::CapacityQueueFull);
+        assert_eq!(rejection(request.poll()), RejectReason::CapacityQueueFull);
     }
     drop((newcomers, displaced));
     tokio_test::assert_ready!(drain.poll());
@@ -567,11 +567,11 @@ async fn a_tenant_below_its_limit_is_not_blamed_for_the_capacity() {
     let permit = admitted(&limiter, 1);
     let mut waits = waiting(&limiter, 2);
     let full = request(&limiter, 2).poll();
-    assert_eq!(refusal(full), RejectReason::CapacityQueueFull);
+    assert_eq!(rejection(full), RejectReason::CapacityQueueFull);
     let at_once = limiter.try_acquire(&2).unwrap_err();
     assert_eq!(at_once.reason(), RejectReason::AtCapacity);
     tokio::time::sleep(Duration::from_millis(21)).await;
-    assert_eq!(refusal(waits.poll()), RejectReason::CapacityWaitExpired);
+    assert_eq!(rejection(waits.poll()), RejectReason::CapacityWaitExpired);
     for reason in [
         RejectReason::AtCapacity,
         RejectReason::CapacityQueueFull,
@@ -590,29 +590,29 @@ fn a_tenant_at_its_own_limit_does_not_blame_the_capacity() {
     let permit = admitted(&limiter, 1);
     let [first, mut newest] = [(); 2].map(|()| waiting(&limiter, 1));
     let newcomer = request(&limiter, 1).poll();
-    assert_eq!(refusal(newcomer), RejectReason::QueueFull);
+    assert_eq!(rejection(newcomer), RejectReason::QueueFull);
     // A request that waits for the capacity takes the place of the newest.
     let others = [2, 3].map(|tenant| admitted(&limiter, tenant));
     let other = waiting(&limiter, 4);
-    assert_eq!(refusal(newest.poll()), RejectReason::QueueFull);
+    assert_eq!(rejection(newest.poll()), RejectReason::QueueFull);
     drop((permit, first, newest, others, other));
     wind_up(&limiter);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_hint_grows_with_what_is_short() {
-    let limiter = limiter(4, 1).overflow(Overflow::shed());
+    let limiter = limiter(4, 1).overflow(Overflow::reject());
     let permit = admitted(&limiter, 1);
     let mut hints = Vec::new();
     for _ in 0..120 {
         for tenant in 2..250 {
-            let refused = limiter.try_acquire(&tenant).unwrap_err();
-            hints.push(refused.retry_after().unwrap().as_secs());
+            let rejected = limiter.try_acquire(&tenant).unwrap_err();
+            hints.push(rejected.retry_after().unwrap().as_secs());
         }
         tokio::time::advance(Duration::from_secs(1)).await;
     }
     assert_eq!(hints[0], 1);
-    // Spread, so that those who were refused together do not come back together.
+    // Spread, so that those who were rejected together do not come back together.
     let last = &hints[hints.len() - 248..];
     assert!(last.iter().all(|hint| (16..=32).contains(hint)), "{last:?}");
     let different: std::collections::HashSet<_> = last.iter().collect();

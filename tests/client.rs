@@ -137,12 +137,12 @@ async fn the_receiver_never_sees_more_of_a_tenant_than_its_limit() {
         let mut b = ten_exchanges(&service, addr, "B");
         for exchanges in [&mut a, &mut b] {
             for _ in 0..8 {
-                let refused = soon(exchanges.join_next())
+                let rejected = soon(exchanges.join_next())
                     .await
                     .unwrap()
                     .unwrap()
                     .unwrap_err();
-                assert_eq!(reason(&refused), Some(RejectReason::AtLimit));
+                assert_eq!(reason(&rejected), Some(RejectReason::AtLimit));
             }
         }
         until(|| gate.running("A") == 2 && gate.running("B") == 2).await;
@@ -189,8 +189,8 @@ async fn a_response_that_is_not_read_keeps_its_slot() {
             let req = || request(addr, "/work", "T");
             let response: Response<ResponseBody<Incoming>> =
                 service.clone().oneshot(req()).await.unwrap();
-            let refused: Error = service.clone().oneshot(req()).await.unwrap_err();
-            assert_eq!(refused.rejected().map(Rejected::in_flight), Some(1));
+            let rejected: Error = service.clone().oneshot(req()).await.unwrap_err();
+            assert_eq!(rejected.rejected().map(Rejected::in_flight), Some(1));
             if read_on {
                 assert_eq!(
                     response.into_body().collect().await.unwrap().to_bytes(),
@@ -224,8 +224,12 @@ async fn trailers_of_the_receiver_arrive() {
     probe(layer.limiter(), "T", 1, 0);
 }
 
-/// A refusal that has come through a timeout, a buffer and a load shed.
-async fn refusal_through_others(layer: &TestLayer, addr: SocketAddr, version: Version) -> BoxError {
+/// A rejection that has come through a timeout, a buffer and a load shed.
+async fn rejection_through_others(
+    layer: &TestLayer,
+    addr: SocketAddr,
+    version: Version,
+) -> BoxError {
     let service = ServiceBuilder::new()
         .buffer(4)
         .layer(LoadShedLayer::new())
@@ -239,19 +243,19 @@ async fn refusal_through_others(layer: &TestLayer, addr: SocketAddr, version: Ve
 
 // CO3
 #[tokio::test]
-async fn a_refusal_is_found_in_the_boxes_of_other_layers() {
+async fn a_rejection_is_found_in_the_boxes_of_other_layers() {
     for version in VERSIONS {
         let layer = shedding(1);
         let (addr, connections) = receiver(&Gate::open()).await;
         let held = layer.limiter().try_acquire(&"T").unwrap();
         let service = layer.layer(pool(version));
 
-        let refused = service.clone().oneshot(request(addr, "/work", "T")).await;
-        let refused: Error = refused.unwrap_err();
-        assert_eq!(refused.downcast_ref::<Rejected>(), refused.rejected());
-        assert_eq!(reason(&refused.into()), Some(RejectReason::AtLimit));
+        let rejected = service.clone().oneshot(request(addr, "/work", "T")).await;
+        let rejected: Error = rejected.unwrap_err();
+        assert_eq!(rejected.downcast_ref::<Rejected>(), rejected.rejected());
+        assert_eq!(reason(&rejected.into()), Some(RejectReason::AtLimit));
 
-        let boxed = refusal_through_others(&layer, addr, version).await;
+        let boxed = rejection_through_others(&layer, addr, version).await;
         let rejected = boxed.downcast_ref::<Rejected>().unwrap();
         assert_eq!((rejected.limit(), rejected.in_flight()), (1, 1));
         assert!(rejected.retry_after().unwrap() >= Duration::from_secs(1));
@@ -281,12 +285,12 @@ async fn the_receivers_own_429_is_a_response_and_ours_an_error() {
             .map(|_| exchange(service.clone(), request(addr, "/work", "T")))
             .collect();
         for _ in 0..49 {
-            let refused = soon(exchanges.join_next())
+            let rejected = soon(exchanges.join_next())
                 .await
                 .unwrap()
                 .unwrap()
                 .unwrap_err();
-            assert!(refused.is::<Rejected>());
+            assert!(rejected.is::<Rejected>());
         }
         gate.let_out(1);
         assert_eq!(
@@ -300,7 +304,7 @@ async fn the_receivers_own_429_is_a_response_and_ours_an_error() {
 
 // CO2
 #[tokio::test]
-async fn connections_are_pooled_as_before_and_refusals_open_none() {
+async fn connections_are_pooled_as_before_and_rejections_open_none() {
     for version in VERSIONS {
         let layer = shedding(1);
         let (addr, connections) = receiver(&Gate::open()).await;
@@ -317,8 +321,8 @@ async fn connections_are_pooled_as_before_and_refusals_open_none() {
         assert!(opened < 10, "{opened} connections for 20 requests");
         let held = layer.limiter().try_acquire(&"T").unwrap();
         for _ in 0..20 {
-            let refused = exchange(service.clone(), request(addr, "/work", "T")).await;
-            assert_eq!(reason(&refused.unwrap_err()), Some(RejectReason::AtLimit));
+            let rejected = exchange(service.clone(), request(addr, "/work", "T")).await;
+            assert_eq!(reason(&rejected.unwrap_err()), Some(RejectReason::AtLimit));
         }
         assert_eq!(connections.load(Ordering::Relaxed), opened);
         drop(held);

@@ -51,10 +51,10 @@ fn reason_of(error: impl Into<BoxError>) -> Option<RejectReason> {
     error.downcast_ref().map(Rejected::reason)
 }
 
-/// Issues requests from a task whose cooperative budget is used up; returns how many were refused.
-async fn refusals_without_budget(layer: TestLayer) -> usize {
+/// Issues requests from a task whose cooperative budget is used up; returns how many were rejected.
+async fn rejections_without_budget(layer: TestLayer) -> usize {
     let (sender, mut receiver) = mpsc::unbounded_channel();
-    let mut refusals = 0;
+    let mut rejections = 0;
     for _ in 0..2_000 {
         // An item that cannot be received although it is there: the budget is used up.
         sender.send(()).unwrap();
@@ -65,19 +65,19 @@ async fn refusals_without_budget(layer: TestLayer) -> usize {
         // The gate itself may have to wait for budget. The decision must not.
         match task::spawn(request).poll() {
             Poll::Ready(Ok(_)) | Poll::Pending => {}
-            Poll::Ready(Err(_)) => refusals += 1,
+            Poll::Ready(Err(_)) => rejections += 1,
         }
         tokio::task::yield_now().await;
     }
-    refusals
+    rejections
 }
 
 // CO1
 #[tokio::test]
-async fn a_task_without_budget_is_not_refused_while_there_is_room() {
+async fn a_task_without_budget_is_not_rejected_while_there_is_room() {
     for layer in [shedding(10), queueing(10, 1)] {
-        let refusals = tokio::spawn(refusals_without_budget(layer.clone()));
-        assert_eq!(refusals.await.unwrap(), 0);
+        let rejections = tokio::spawn(rejections_without_budget(layer.clone()));
+        assert_eq!(rejections.await.unwrap(), 0);
         probe(layer.limiter(), "T", 10, 1);
     }
 }
@@ -129,8 +129,8 @@ async fn a_layer_cloned_for_each_task_shares_the_limit() {
         tasks.spawn(layer.clone().layer(gate.clone()).oneshot("T"));
     }
     for _ in 0..8 {
-        let refused = soon(tasks.join_next()).await.unwrap().unwrap().unwrap_err();
-        assert_eq!(reason_of(refused), Some(RejectReason::AtLimit));
+        let rejected = soon(tasks.join_next()).await.unwrap().unwrap().unwrap_err();
+        assert_eq!(reason_of(rejected), Some(RejectReason::AtLimit));
     }
     gate.let_out(2);
     while let Some(response) = soon(tasks.join_next()).await {
@@ -173,29 +173,29 @@ fn two_layers_do_not_share_their_limits() {
 
 // CO3
 #[tokio::test(start_paused = true)]
-async fn the_kinds_of_refusal_are_told_apart_by_their_reason() {
+async fn the_kinds_of_rejection_are_told_apart_by_their_reason() {
     let shed = shedding(1);
     let queue = TenantConcurrencyLayer::with_limiter(shed.limiter().clone(), tenant_of as Extract)
         .overflow(Overflow::queue(1));
     let full = shedding(1).max_tenants(0);
     let nobody = TenantConcurrencyLayer::new(1, (|_: &Tenant| None) as Extract);
     let held = shed.limiter().try_acquire(&"T").unwrap();
-    let refused = |layer: &TestLayer| layer.layer(Gate::open()).oneshot("T");
+    let rejected = |layer: &TestLayer| layer.layer(Gate::open()).oneshot("T");
 
-    let mut waiting = task::spawn(refused(&queue));
+    let mut waiting = task::spawn(rejected(&queue));
     assert_pending!(waiting.poll());
-    let at_limit = refused(&shed).await.unwrap_err();
-    let queue_full = refused(&queue).await.unwrap_err();
+    let at_limit = rejected(&shed).await.unwrap_err();
+    let queue_full = rejected(&queue).await.unwrap_err();
     let wait_expired = waiting.await.unwrap_err();
-    let table_full = refused(&full).await.unwrap_err();
-    let missing = refused(&nobody).await.unwrap_err();
+    let table_full = rejected(&full).await.unwrap_err();
+    let missing = rejected(&nobody).await.unwrap_err();
     shed.limiter().set_limit(&"T", 0);
-    let paused = refused(&shed).await.unwrap_err();
+    let paused = rejected(&shed).await.unwrap_err();
     shed.limiter().clear_limit("T");
     drop(held);
     probe(shed.limiter(), "T", 1, 1);
     shed.limiter().close();
-    let closed = refused(&shed).await.unwrap_err();
+    let closed = rejected(&shed).await.unwrap_err();
 
     for (error, reason, name) in [
         (at_limit, RejectReason::AtLimit, "at_limit"),
@@ -225,7 +225,7 @@ fn an_error_of_the_inner_service_passes_as_it_was() {
     probe(layer.limiter(), "T", 1, 0);
 }
 
-/// A breaker that opens after three failures of what is behind it, refusals of our own excepted.
+/// A breaker that opens after three failures of what is behind it, rejections of our own excepted.
 #[derive(Clone)]
 struct Breaker<S> {
     inner: S,
@@ -267,7 +267,7 @@ where
 
 // CO5
 #[test]
-fn a_breaker_can_tell_our_refusals_from_failures() {
+fn a_breaker_can_tell_our_rejections_from_failures() {
     let gate = Gate::shut();
     let layer = shedding(1);
     let breaker = Breaker {
@@ -306,8 +306,8 @@ async fn a_timeout_outside_gives_slot_and_place_back() {
         let mut requests: Vec<_> = (0..3).map(|_| call(&service, "T")).collect();
         assert_pending!(requests[0].poll());
         assert_pending!(requests[1].poll());
-        let refused = assert_ready_err!(requests[2].poll());
-        assert_eq!(reason_of(refused), Some(RejectReason::QueueFull));
+        let rejected = assert_ready_err!(requests[2].poll());
+        assert_eq!(reason_of(rejected), Some(RejectReason::QueueFull));
         drop(requests.pop());
         // The one who waits gives up first, so that the slot is not handed to it.
         for request in requests.into_iter().rev() {
@@ -342,15 +342,15 @@ async fn a_timeout_inside_lets_the_next_waiter_in() {
 
 // CO3
 #[tokio::test]
-async fn a_buffer_in_front_does_not_hide_a_refusal() {
+async fn a_buffer_in_front_does_not_hide_a_rejection() {
     let gate = Gate::shut();
     let layer = shedding(1);
     let service = Buffer::new(layer.layer(gate.clone()), 8);
     let first = tokio::spawn(service.clone().oneshot("T"));
     until(|| gate.running("T") == 1).await;
     for _ in 0..5 {
-        let refused = service.clone().oneshot("T").await.unwrap_err();
-        assert_eq!(reason_of(refused), Some(RejectReason::AtLimit));
+        let rejected = service.clone().oneshot("T").await.unwrap_err();
+        assert_eq!(reason_of(rejected), Some(RejectReason::AtLimit));
     }
     assert_eq!(layer.limiter().in_flight("T"), 1);
     gate.let_out(1);
@@ -382,7 +382,7 @@ async fn a_full_tenant_does_not_hold_up_others_behind_a_buffer() {
 
 // CO3
 #[test]
-fn load_shed_in_front_neither_sheds_what_may_wait_nor_hides_a_refusal() {
+fn load_shed_in_front_neither_sheds_what_may_wait_nor_hides_a_rejection() {
     let gate = Gate::shut();
     let layer = queueing(1, 1);
     let service = ServiceBuilder::new()
@@ -393,9 +393,9 @@ fn load_shed_in_front_neither_sheds_what_may_wait_nor_hides_a_refusal() {
     let mut waiting = call(&service, "T");
     assert_pending!(running.poll());
     assert_pending!(waiting.poll());
-    let refused = assert_ready_err!(call(&service, "T").poll());
-    assert!(!refused.is::<Overloaded>());
-    assert_eq!(reason_of(refused), Some(RejectReason::QueueFull));
+    let rejected = assert_ready_err!(call(&service, "T").poll());
+    assert!(!rejected.is::<Overloaded>());
+    assert_eq!(reason_of(rejected), Some(RejectReason::QueueFull));
     gate.let_out(2);
     assert_ready_ok!(running.poll());
     drop(running);
@@ -501,8 +501,8 @@ where
     let mut waiting = call(&service, "T");
     assert_pending!(running.poll());
     assert_pending!(waiting.poll());
-    let refused = assert_ready_err!(call(&service, "T").poll());
-    assert_eq!(reason_of(refused), Some(RejectReason::QueueFull));
+    let rejected = assert_ready_err!(call(&service, "T").poll());
+    assert_eq!(reason_of(rejected), Some(RejectReason::QueueFull));
     gate.let_out(2);
     assert_ready_ok!(running.poll());
     drop(running);
@@ -548,15 +548,15 @@ fn the_same_layer_twice_takes_two_slots_a_request() {
     let mut running = call(&service, "T");
     assert_pending!(running.poll());
     assert_eq!(layer.limiter().in_flight("T"), 2);
-    let refused = assert_ready_err!(call(&service, "T").poll());
-    assert_eq!(reason_of(refused), Some(RejectReason::AtLimit));
+    let rejected = assert_ready_err!(call(&service, "T").poll());
+    assert_eq!(reason_of(rejected), Some(RejectReason::AtLimit));
     drop(running);
     probe(layer.limiter(), "T", 2, 0);
 }
 
 // CO3
 #[test]
-fn a_refusal_of_a_limiter_further_in_is_an_error_of_the_inner_service() {
+fn a_rejection_of_a_limiter_further_in_is_an_error_of_the_inner_service() {
     let (outer, inner) = (shedding(2), shedding(1));
     let service = ServiceBuilder::new()
         .layer(outer.clone())
@@ -613,7 +613,7 @@ mod over_http {
 
     // CO4
     #[tokio::test]
-    async fn a_refusal_carries_the_headers_of_the_layers_outside() {
+    async fn a_rejection_carries_the_headers_of_the_layers_outside() {
         let layer = TenantConcurrencyLayer::new(1, limited).http();
         let service = ServiceBuilder::new()
             .layer(SetRequestIdLayer::x_request_id(MakeRequestUuid))
@@ -623,13 +623,13 @@ mod over_http {
             .layer(layer.clone())
             .service(service_fn(answer));
         let held = layer.limiter().try_acquire(&"T").unwrap();
-        let refused = service.clone().oneshot(get("/")).await.unwrap();
-        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-        let headers = refused.headers();
+        let rejected = service.clone().oneshot(get("/")).await.unwrap();
+        assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
+        let headers = rejected.headers();
         assert!(headers.contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN));
         assert!(headers.contains_key(header::RETRY_AFTER));
         assert!(headers.contains_key(REQUEST_ID));
-        assert!(refused.extensions().get::<Rejected>().is_some());
+        assert!(rejected.extensions().get::<Rejected>().is_some());
         drop(held);
         let served = service.oneshot(get("/")).await.unwrap();
         assert_eq!(served.status(), StatusCode::OK);
@@ -661,8 +661,8 @@ mod over_http {
             let served = service.clone().oneshot(req).await.unwrap();
             assert_eq!(served.status(), StatusCode::OK);
         }
-        let refused = service.oneshot(get("/")).await.unwrap();
-        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        let rejected = service.oneshot(get("/")).await.unwrap();
+        assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(layer.limiter().bypassed(), 4);
         assert_eq!(layer.limiter().in_flight("T"), 1);
         drop(held);

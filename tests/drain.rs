@@ -1,4 +1,4 @@
-//! Taking a limiter out of service: who is refused, who is served, and what is left.
+//! Taking a limiter out of service: who is rejected, who is served, and what is left.
 #![cfg(feature = "http")]
 
 mod support;
@@ -38,7 +38,7 @@ fn both(limit: usize, queue: usize) -> [TenantLimiter<Tenant>; 2] {
 }
 
 #[test]
-fn closed_to_newcomers_serves_who_waits_and_refuses_who_comes() {
+fn closed_to_newcomers_serves_who_waits_and_rejects_who_comes() {
     for limiter in both(1, 4) {
         let held = limiter.try_acquire(&"T").unwrap();
         let mut waiting = [(); 2].map(|()| task::spawn(limiter.acquire(&"T")));
@@ -63,7 +63,7 @@ fn closed_to_newcomers_serves_who_waits_and_refuses_who_comes() {
 }
 
 #[test]
-fn closing_afterwards_refuses_who_was_to_be_served() {
+fn closing_afterwards_rejects_who_was_to_be_served() {
     for limiter in both(1, 4) {
         let held = limiter.try_acquire(&"T").unwrap();
         let mut waiting = task::spawn(limiter.acquire(&"T"));
@@ -182,15 +182,15 @@ fn nobody_slips_in_and_nobody_who_waits_is_lost_while_threads_race_with_the_clos
                 let closing = Arc::clone(&limiter);
                 let closed = thread::spawn(move || closing.close_to_newcomers());
                 for request in requests {
-                    let refused = soon(request).await.unwrap();
+                    let rejected = soon(request).await.unwrap();
                     let expected = [
                         RejectReason::Closed,
                         RejectReason::QueueFull,
                         RejectReason::CapacityQueueFull,
                     ];
                     assert!(
-                        refused.is_none_or(|reason| expected.contains(&reason)),
-                        "{refused:?}"
+                        rejected.is_none_or(|reason| expected.contains(&reason)),
+                        "{rejected:?}"
                     );
                 }
                 closed.join().unwrap();
@@ -239,9 +239,9 @@ async fn shut_down(close: fn(&TenantLimiter<Tenant>)) -> (StatusCode, StatusCode
 }
 
 #[tokio::test]
-async fn at_the_shutdown_of_a_server_the_queue_is_refused_or_finished_by_choice() {
-    let refused = shut_down(TenantLimiter::close).await;
-    assert_eq!(refused, (StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE));
+async fn at_the_shutdown_of_a_server_the_queue_is_rejected_or_finished_by_choice() {
+    let rejected = shut_down(TenantLimiter::close).await;
+    assert_eq!(rejected, (StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE));
     let finished = shut_down(TenantLimiter::close_to_newcomers).await;
     assert_eq!(finished, (StatusCode::OK, StatusCode::OK));
 }

@@ -1,4 +1,4 @@
-//! Limits that are only pretended: everything is told and counted, nobody is refused or waits, and
+//! Limits that are only pretended: everything is told and counted, nobody is rejected or waits, and
 //! the figures stay exact.
 
 mod support;
@@ -21,7 +21,7 @@ use tower_tenant::{
     Capacity, Event, MissingTenant, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
 };
 
-/// What an observer was told: who would have waited, and why who would have been refused.
+/// What an observer was told: who would have waited, and why who would have been rejected.
 type Told = Arc<Mutex<Vec<Option<RejectReason>>>>;
 
 fn limiter(limit: usize, queue: usize) -> (TenantLimiter<Tenant>, Told) {
@@ -32,8 +32,8 @@ fn limiter(limit: usize, queue: usize) -> (TenantLimiter<Tenant>, Told) {
         .evictor(manual(Duration::ZERO))
         .observer(move |_: Option<&Tenant>, event| match event {
             Event::WouldQueue => log.lock().unwrap().push(None),
-            Event::WouldRefuse { rejected } => log.lock().unwrap().push(Some(rejected.reason())),
-            Event::Queued | Event::Refused { .. } => panic!("{event:?} in a dry run"),
+            Event::WouldReject { rejected } => log.lock().unwrap().push(Some(rejected.reason())),
+            Event::Queued | Event::Rejected { .. } => panic!("{event:?} in a dry run"),
             _ => {}
         });
     (limiter, told)
@@ -44,7 +44,7 @@ fn take(told: &Told) -> Vec<Option<RejectReason>> {
 }
 
 #[test]
-fn whoever_would_wait_or_be_refused_enters_and_is_told() {
+fn whoever_would_wait_or_be_rejected_enters_and_is_told() {
     let (limiter, told) = limiter(2, 1);
     limiter.set_dry_run(true);
     let permits: Vec<_> = (0..5)
@@ -52,7 +52,7 @@ fn whoever_would_wait_or_be_refused_enters_and_is_told() {
         .collect();
     let full = Some(RejectReason::QueueFull);
     assert_eq!(take(&told), [None, full, full]);
-    assert_eq!(limiter.would_have_refused(), 2);
+    assert_eq!(limiter.would_have_rejected(), 2);
     assert_eq!(limiter.in_flight(&"T"), 5);
     assert_eq!(limiter.waiting(&"T"), 0);
     let sixth = limiter.try_acquire(&"T").unwrap();
@@ -74,7 +74,7 @@ fn fate_of_next(limit: usize, queue: usize, before: usize) -> Option<Option<Reje
     match fates.pop().expect("there is a next") {
         Poll::Ready(Ok(_)) => None,
         Poll::Pending => Some(None),
-        refused => Some(Some(reason(refused))),
+        rejected => Some(Some(reason(rejected))),
     }
 }
 
@@ -98,12 +98,12 @@ fn each_request_is_told_what_becomes_of_it_where_limits_are_meant() {
 }
 
 #[test]
-fn no_kind_of_refusal_stands_in_the_way_but_that_of_a_closed_limiter() {
+fn no_kind_of_rejection_stands_in_the_way_but_that_of_a_closed_limiter() {
     let (limiter, told) = limiter(1, 0);
     let limiter = limiter
         .capacity(Capacity::of(1).queue(0))
         .max_tenants(2)
-        .overflow(Overflow::shed());
+        .overflow(Overflow::reject());
     limiter.set_dry_run(true);
     let mut permits = vec![limiter.try_acquire(&"T").unwrap()];
     permits.push(limiter.try_acquire(&"U").unwrap());
@@ -129,7 +129,7 @@ fn no_kind_of_refusal_stands_in_the_way_but_that_of_a_closed_limiter() {
 #[tokio::test]
 async fn requests_without_a_tenant_pass_and_are_told() {
     let (limiter, told) = limiter(1, 0);
-    for missing in [MissingTenant::Refuse, MissingTenant::Share(0)] {
+    for missing in [MissingTenant::Reject, MissingTenant::Share(0)] {
         limiter.set_dry_run(true);
         let layer = TenantConcurrencyLayer::with_limiter(limiter.clone(), |_: &u8| None::<Tenant>)
             .missing(missing);
@@ -273,14 +273,14 @@ async fn load(limiter: &TenantLimiter<u64>, seed: u64) {
 }
 
 #[test]
-fn a_refusal_is_one_again_when_it_is_over() {
+fn a_rejection_is_one_again_when_it_is_over() {
     let limiter = TenantLimiter::<Tenant>::new(1);
     limiter.set_dry_run(true);
     let _permits = [(); 2].map(|()| limiter.try_acquire(&"T").unwrap());
     limiter.set_dry_run(false);
-    let refused = task::spawn(limiter.acquire(&"T")).poll();
-    assert_eq!(reason(refused), RejectReason::AtLimit);
-    assert_eq!(limiter.would_have_refused(), 1);
+    let rejected = task::spawn(limiter.acquire(&"T")).poll();
+    assert_eq!(reason(rejected), RejectReason::AtLimit);
+    assert_eq!(limiter.would_have_rejected(), 1);
 }
 
 /// How many requests of a flood and of a victim are served in four seconds, by a shared capacity that
@@ -380,14 +380,14 @@ fn a_request_is_counted_once_whatever_stands_against_it() {
         let first = limiter.try_acquire(&"T").unwrap();
         let second = limiter.try_acquire(&"U").unwrap();
         assert_eq!(take(&told), [Some(RejectReason::TableFull)]);
-        assert_eq!(limiter.would_have_refused(), 1);
+        assert_eq!(limiter.would_have_rejected(), 1);
         drop((first, second));
         assert_eq!(limiter.capacity_stats().unwrap().in_flight, 0);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn pretended_refusals_raise_no_hint() {
+async fn pretended_rejections_raise_no_hint() {
     let limiter = TenantLimiter::<Tenant>::new(1).evictor(manual(Duration::MAX));
     limiter.set_dry_run(true);
     let held = limiter.try_acquire(&"T").unwrap();
@@ -397,9 +397,9 @@ async fn pretended_refusals_raise_no_hint() {
         }
         tokio::time::advance(Duration::from_secs(1)).await;
     }
-    assert_eq!(limiter.would_have_refused(), 600);
+    assert_eq!(limiter.would_have_rejected(), 600);
     limiter.set_dry_run(false);
-    let refused = limiter.try_acquire(&"T").unwrap_err();
-    assert_eq!(refused.retry_after(), Some(Duration::from_secs(1)));
+    let rejected = limiter.try_acquire(&"T").unwrap_err();
+    assert_eq!(rejected.retry_after(), Some(Duration::from_secs(1)));
     drop(held);
 }

@@ -377,8 +377,8 @@ async fn connect_with_upgrades(addr: SocketAddr, version: Version) -> Client {
         let mut client = Client::connect(addr, version).await;
         let mut stranger = request("/", "T");
         stranger.headers_mut().remove("x-tenant-id");
-        let refused = client.send(stranger).await.unwrap();
-        Answer::of(refused).await.unwrap();
+        let rejected = client.send(stranger).await.unwrap();
+        Answer::of(rejected).await.unwrap();
         return client;
     }
     let io = TokioIo::new(TcpStream::connect(addr).await.unwrap());

@@ -33,7 +33,7 @@ fn is_health(tenant: &Tenant) -> bool {
 #[test]
 fn exempt_requests_pass_whatever_becomes_of_those_without_a_tenant() {
     for missing in [
-        MissingTenant::Refuse,
+        MissingTenant::Reject,
         MissingTenant::Bypass,
         MissingTenant::Share(0),
     ] {
@@ -215,10 +215,10 @@ mod over_http {
                 );
                 assert_eq!(status(Method::GET, "/health").await.body, "well");
                 assert_eq!(limiter.in_flight("T"), 1);
-                let refused = status(Method::GET, "/work").await;
-                assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+                let rejected = status(Method::GET, "/work").await;
+                assert_eq!(rejected.status, StatusCode::TOO_MANY_REQUESTS);
                 let allowed = header::ACCESS_CONTROL_ALLOW_ORIGIN;
-                assert_eq!(refused.headers.contains_key(allowed), cors_outside);
+                assert_eq!(rejected.headers.contains_key(allowed), cors_outside);
 
                 // Outside, the preflights are answered by the CORS layer.
                 let exempted = if cors_outside { 2 } else { 4 };

@@ -157,13 +157,13 @@ async fn every_ending_brings_the_figures_back() {
                 assert_eq!(figures(&limiter), (1, 0));
             }
             10 => {
-                // Refused, and dropped while queued.
+                // Rejected, and dropped while queued.
                 let running = call(&service, request(Deed::Stay));
                 let mut queued = call(&service, request(Deed::Stay));
                 assert_pending!(queued.poll());
                 assert_eq!(figures(&limiter), (1, 1));
-                let refused = assert_ready_ok!(call(&service, request(Deed::Stay)).poll());
-                assert!(refused.extensions().get::<Rejected>().is_some());
+                let rejected = assert_ready_ok!(call(&service, request(Deed::Stay)).poll());
+                assert!(rejected.extensions().get::<Rejected>().is_some());
                 assert_eq!(figures(&limiter), (1, 1));
                 drop((queued, running));
             }
@@ -199,9 +199,9 @@ async fn every_ending_brings_the_figures_back() {
     forget_all(&limiter);
 }
 
-type Refusal = (RejectReason, usize, usize, usize);
+type Rejection = (RejectReason, usize, usize, usize);
 
-fn refusal(rejected: &Rejected) -> Refusal {
+fn rejection(rejected: &Rejected) -> Rejection {
     (
         rejected.reason(),
         rejected.limit(),
@@ -212,7 +212,7 @@ fn refusal(rejected: &Rejected) -> Refusal {
 
 // OB5
 #[tokio::test(start_paused = true)]
-async fn every_refusal_tells_its_reason_and_the_figures_behind_it() {
+async fn every_rejection_tells_its_reason_and_the_figures_behind_it() {
     let limiter = TenantLimiter::<String>::new(1).max_tenants(1);
     let shed = TenantConcurrencyLayer::with_limiter(limiter.clone(), header("x-tenant"));
     let queue = shed
@@ -224,7 +224,7 @@ async fn every_refusal_tells_its_reason_and_the_figures_behind_it() {
         let error = assert_ready_err!(call(&shed, req).poll());
         let rejected = error.rejected().unwrap();
         assert_eq!(error.downcast_ref::<Rejected>(), Some(rejected));
-        refusal(rejected)
+        rejection(rejected)
     };
     let mut other = request(Deed::Stay);
     other
@@ -248,13 +248,13 @@ async fn every_refusal_tells_its_reason_and_the_figures_behind_it() {
     assert_pending!(waiting.poll());
     let full = assert_ready_err!(call(&queue, request(Deed::Stay)).poll());
     assert_eq!(
-        refusal(full.rejected().unwrap()),
+        rejection(full.rejected().unwrap()),
         (RejectReason::QueueFull, 1, 1, 1)
     );
     sleep(Duration::from_millis(20)).await;
     let expired = assert_ready_err!(waiting.poll());
     assert_eq!(
-        refusal(expired.rejected().unwrap()),
+        rejection(expired.rejected().unwrap()),
         (RejectReason::WaitExpired, 1, 1, 0)
     );
 
@@ -263,7 +263,7 @@ async fn every_refusal_tells_its_reason_and_the_figures_behind_it() {
     limiter.set_limit("acme", 0);
     let paused = assert_ready_err!(waiting.poll());
     assert_eq!(
-        refusal(paused.rejected().unwrap()),
+        rejection(paused.rejected().unwrap()),
         (RejectReason::Paused, 0, 1, 0)
     );
     assert_eq!(ask(request(Deed::Stay)), (RejectReason::Paused, 0, 1, 0));

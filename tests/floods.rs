@@ -50,7 +50,7 @@ async fn fifty_routes_built_twenty_times_over_are_one_limit_and_one_task() {
     assert_eq!(layer.limiter().tracked(), 0);
 
     let mut running = Vec::new();
-    let (mut admitted, mut refused) = (0, 0);
+    let (mut admitted, mut rejected) = (0, 0);
     for (i, router) in routers.iter_mut().enumerate() {
         for route in 0..50 {
             let path = format!("/{}", (route + i) % 50);
@@ -58,7 +58,7 @@ async fn fifty_routes_built_twenty_times_over_are_one_limit_and_one_task() {
             match (&mut response).now_or_never() {
                 Some(response) => {
                     assert_eq!(response.unwrap().status(), StatusCode::TOO_MANY_REQUESTS);
-                    refused += 1;
+                    rejected += 1;
                 }
                 None => {
                     admitted += 1;
@@ -67,7 +67,7 @@ async fn fifty_routes_built_twenty_times_over_are_one_limit_and_one_task() {
             }
         }
     }
-    assert_eq!((admitted, refused), (2, 998));
+    assert_eq!((admitted, rejected), (2, 998));
     assert_eq!(tasks(), before + 1, "the evictor of them all");
     gate.let_out(2);
     for response in running {
@@ -88,7 +88,7 @@ async fn open_and_reset(client: &mut http2::SendRequest<Body>) {
 
 #[tokio::test]
 async fn a_flood_of_streams_that_are_opened_and_reset_leaks_no_slot_and_passes_no_limit() {
-    for overflow in [Overflow::shed(), Overflow::queue(4)] {
+    for overflow in [Overflow::reject(), Overflow::queue(4)] {
         let gate = Gate::shut();
         let layer = layer(2).overflow(overflow).evictor(manual(Duration::ZERO));
         let addr = serve(router(&gate, 1).layer(layer.clone())).await;

@@ -152,8 +152,8 @@ async fn a_client_sees_the_same_messages_status_and_metadata_with_and_without_th
     wind_up(layer.limiter(), 1).await;
 }
 
-/// A refusal seen by a client: its code, its sentence, its hint in seconds.
-async fn refusal(layer: &TestLayer, kind: Kind, place: Place, tenant: Tenant) -> Refusal {
+/// A rejection seen by a client: its code, its sentence, its hint in seconds.
+async fn rejection(layer: &TestLayer, kind: Kind, place: Place, tenant: Tenant) -> Rejection {
     let gate = Gate::open();
     let client = serve(&gate, layer, place).await;
     let seen = soon(ask(client, kind, tenant, &[script(&["a"], Code::Ok)])).await;
@@ -165,20 +165,20 @@ async fn refusal(layer: &TestLayer, kind: Kind, place: Place, tenant: Tenant) ->
         pushback,
         number("retry-after").map(|seconds| seconds * 1000)
     );
-    Refusal {
-        code: seen.code.expect("a refusal"),
+    Rejection {
+        code: seen.code.expect("a rejection"),
         message: seen.message,
         pushback: pushback.map(Duration::from_millis),
     }
 }
 
-struct Refusal {
+struct Rejection {
     code: Code,
     message: String,
     pushback: Option<Duration>,
 }
 
-impl Refusal {
+impl Rejection {
     fn assert(&self, code: Code, reason: RejectReason) {
         assert_eq!((self.code, &self.message), (code, &reason.to_string()));
         match code {
@@ -190,27 +190,27 @@ impl Refusal {
 
 // CO3
 #[tokio::test]
-async fn a_refusal_has_the_code_the_message_and_the_hint_of_its_reason() {
+async fn a_rejection_has_the_code_the_message_and_the_hint_of_its_reason() {
     use RejectReason as Why;
     const OWN: Code = Code::ResourceExhausted;
     for (place, kind) in PLACES.into_iter().zip(KINDS) {
         let layer = shedding(1);
-        let refused = async |layer: &TestLayer, code, reason| {
-            let refusal = refusal(layer, kind, place, "T").await;
-            refusal.assert(code, reason);
+        let rejected = async |layer: &TestLayer, code, reason| {
+            let rejection = rejection(layer, kind, place, "T").await;
+            rejection.assert(code, reason);
         };
         let held = layer.limiter().try_acquire(&"T").unwrap();
-        refused(&layer, OWN, Why::AtLimit).await;
+        rejected(&layer, OWN, Why::AtLimit).await;
         let waiter = layer.limiter().clone().overflow(queue(1));
         let waiting = tokio::spawn(async move { waiter.acquire(&"T").await.map(drop) });
         until(|| layer.limiter().waiting("T") == 1).await;
-        refused(&layer.clone().overflow(queue(1)), OWN, Why::QueueFull).await;
+        rejected(&layer.clone().overflow(queue(1)), OWN, Why::QueueFull).await;
         let impatient = Overflow::queue(2).max_wait(Duration::from_millis(1));
-        refused(&layer.clone().overflow(impatient), OWN, Why::WaitExpired).await;
+        rejected(&layer.clone().overflow(impatient), OWN, Why::WaitExpired).await;
         drop(held);
         waiting.await.unwrap().unwrap();
-        refused(&shedding(0), OWN, Why::Paused).await;
-        refused(
+        rejected(&shedding(0), OWN, Why::Paused).await;
+        rejected(
             &shedding(1).max_tenants(0),
             Code::Unavailable,
             Why::TableFull,
@@ -219,27 +219,27 @@ async fn a_refusal_has_the_code_the_message_and_the_hint_of_its_reason() {
 
         let crowded = shedding(1).capacity(Capacity::of(1).queue(0));
         let held = crowded.limiter().try_acquire(&"A").unwrap();
-        refused(&crowded, Code::Unavailable, Why::AtCapacity).await;
+        rejected(&crowded, Code::Unavailable, Why::AtCapacity).await;
         let patient = crowded.overflow(queue(1));
-        refused(&patient, Code::Unavailable, Why::CapacityQueueFull).await;
+        rejected(&patient, Code::Unavailable, Why::CapacityQueueFull).await;
         drop(held);
 
         for (tenant, reason) in [
             ("nobody we know", Why::InvalidTenant),
             ("", Why::MissingTenant),
         ] {
-            let refusal = refusal(&layer, kind, place, tenant).await;
-            refusal.assert(Code::InvalidArgument, reason);
+            let rejection = rejection(&layer, kind, place, tenant).await;
+            rejection.assert(Code::InvalidArgument, reason);
         }
         wind_up(layer.limiter(), 1).await;
         layer.limiter().close();
-        refused(&layer, Code::Unavailable, Why::Closed).await;
+        rejected(&layer, Code::Unavailable, Why::Closed).await;
     }
 }
 
 // CO3
 #[tokio::test]
-async fn a_status_is_made_of_a_refusal_where_there_is_no_layer() {
+async fn a_status_is_made_of_a_rejection_where_there_is_no_layer() {
     let limiter = TenantLimiter::<Tenant>::new(0);
     let status: Status = limiter.try_acquire(&"T").unwrap_err().into();
     assert_eq!(status.code(), Code::ResourceExhausted);
@@ -251,7 +251,7 @@ async fn a_status_is_made_of_a_refusal_where_there_is_no_layer() {
 
 // CO3
 #[tokio::test]
-async fn a_refusal_does_not_break_the_stream_of_a_client_that_goes_on_sending() {
+async fn a_rejection_does_not_break_the_stream_of_a_client_that_goes_on_sending() {
     let (gate, layer) = (Gate::shut(), shedding(1));
     let held = layer.limiter().try_acquire(&"T").unwrap();
     for place in PLACES {
@@ -282,8 +282,8 @@ async fn a_stream_keeps_its_slot_until_its_trailers() {
         let other = [script(&[], Code::Ok)];
         for message in 0..2 {
             until(|| gate.running("T") == 1).await;
-            let refused = ask(client.clone(), Kind::Unary, "T", &other);
-            assert_eq!(soon(refused).await.code, Some(Code::ResourceExhausted));
+            let rejected = ask(client.clone(), Kind::Unary, "T", &other);
+            assert_eq!(soon(rejected).await.code, Some(Code::ResourceExhausted));
             assert_eq!(layer.limiter().in_flight("T"), 1, "{kind:?} {place:?}");
             gate.let_out(1);
             let answer = soon(answers.message()).await;
@@ -372,7 +372,7 @@ fn the_content_type_tells_which_answer_a_request_gets() {
     let held = layer.limiter().try_acquire(&"T").unwrap();
     let never = service_fn(|_| ready(Ok::<Response<Body>, Infallible>(Response::default())));
     let service = layer.layer(never);
-    let refusal = |content_type| {
+    let rejection = |content_type| {
         let req = post("/stage.Stage/Unary", content_type).map(|_| Body::empty());
         let answer = call(&service, req).poll();
         let answer = tokio_test::assert_ready_ok!(answer);
@@ -388,7 +388,7 @@ fn the_content_type_tells_which_answer_a_request_gets() {
         "application/grpc ; charset=utf-8",
         "Application/gRPC",
     ] {
-        let answer = refusal(Some(content_type));
+        let answer = rejection(Some(content_type));
         assert_eq!(answer.status(), StatusCode::OK, "{content_type}");
         assert_eq!(answer.headers()["grpc-status"], "8");
         assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/grpc");
@@ -405,7 +405,7 @@ fn the_content_type_tells_which_answer_a_request_gets() {
         Some("application/grpc-web-text"),
         Some("text/html, application/grpc"),
     ] {
-        let answer = refusal(content_type);
+        let answer = rejection(content_type);
         assert_eq!(answer.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(answer.headers().get("grpc-status"), None);
         let kind = &answer.headers()[header::CONTENT_TYPE];
@@ -505,7 +505,7 @@ fn frames(mut bytes: &[u8]) -> Vec<(u8, u8)> {
 
 // LT7
 #[tokio::test]
-async fn a_refusal_is_one_frame_of_headers_that_ends_the_stream() {
+async fn a_rejection_is_one_frame_of_headers_that_ends_the_stream() {
     const HEADERS: u8 = 1;
     const END_STREAM_AND_HEADERS: u8 = 5;
     let layer = shedding(1);
@@ -535,7 +535,7 @@ fn a_service_keeps_its_name() {
 
 // CO5
 #[tokio::test]
-async fn around_a_client_a_refusal_is_an_error_with_its_type_and_never_sent() {
+async fn around_a_client_a_rejection_is_an_error_with_its_type_and_never_sent() {
     let (gate, server) = (Gate::shut(), shedding(8));
     let channel = serve(&gate, &server, Place::Server).await;
     let layer = TenantConcurrencyLayer::new(1, ByHeader).hold_body();
@@ -550,10 +550,10 @@ async fn around_a_client_a_refusal_is_an_error_with_its_type_and_never_sent() {
     );
     let mut answers = soon(answers).await.unwrap().into_inner();
     until(|| gate.running("T") == 1).await;
-    let refused = start(client.clone(), Kind::Unary, "T", stream::iter(said.clone()));
-    let refused = soon(refused).await.unwrap_err();
-    assert_eq!(refused.code(), Code::Unknown);
-    let rejected: &Rejected = refused.source().unwrap().downcast_ref().unwrap();
+    let rejected = start(client.clone(), Kind::Unary, "T", stream::iter(said.clone()));
+    let rejected = soon(rejected).await.unwrap_err();
+    assert_eq!(rejected.code(), Code::Unknown);
+    let rejected: &Rejected = rejected.source().unwrap().downcast_ref().unwrap();
     assert_eq!(
         (rejected.reason(), rejected.limit()),
         (RejectReason::AtLimit, 1)
@@ -571,7 +571,7 @@ async fn around_a_client_a_refusal_is_an_error_with_its_type_and_never_sent() {
 
 // CO5
 #[tokio::test]
-async fn around_a_client_a_refusal_is_a_status_where_that_is_asked_for() {
+async fn around_a_client_a_rejection_is_a_status_where_that_is_asked_for() {
     let (gate, server) = (Gate::open(), shedding(8));
     let layer = shedding(1);
     let client = layer.layer(serve(&gate, &server, Place::Server).await);

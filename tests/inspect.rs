@@ -132,7 +132,7 @@ fn assert_tells(json: &Value, limiter: &Limiter) {
     assert_eq!(json["in_flight"], snapshot.in_flight);
     assert_eq!(json["waiting"], snapshot.waiting);
     assert_eq!(json["tracked"], snapshot.tracked);
-    assert_eq!(json["refused"], json!(snapshot.refused));
+    assert_eq!(json["rejected"], json!(snapshot.rejected));
     assert_eq!(json["admitted"], json!(snapshot.admitted));
     let rows = json["tenants"].as_array().unwrap();
     assert_eq!(rows.len(), snapshot.tenants.len());
@@ -145,7 +145,7 @@ fn assert_tells(json: &Value, limiter: &Limiter) {
         assert_eq!(row["limit"], tenant.limit);
         assert_eq!(row["in_flight"], tenant.in_flight);
         assert_eq!(row["waiting"], tenant.waiting);
-        assert_eq!(row["refused"], json!(tenant.refused));
+        assert_eq!(row["rejected"], json!(tenant.rejected));
         assert_eq!(row["oldest_wait"].is_number(), tenant.waiting > 0);
     }
 }
@@ -434,7 +434,7 @@ async fn a_writable_view_sets_limits_pauses_and_resumes() {
 }
 
 #[tokio::test]
-async fn a_change_of_a_tenant_that_is_unknown_or_not_the_only_one_is_refused() {
+async fn a_change_of_a_tenant_that_is_unknown_or_not_the_only_one_is_rejected() {
     let limiter = limiter();
     let held = permits(&limiter, ["a1", "a2"]);
     let view = Inspect::new(limiter.clone(), |tenant: &String| tenant[..1].to_owned()).writable();
@@ -455,7 +455,7 @@ async fn a_change_of_a_tenant_that_is_unknown_or_not_the_only_one_is_refused() {
 }
 
 #[tokio::test]
-async fn a_change_that_another_site_may_have_sent_is_refused() {
+async fn a_change_that_another_site_may_have_sent_is_rejected() {
     let limiter = limiter();
     let held = permits(&limiter, ["a"]);
     let addr = serve_plain(view(&limiter).writable()).await;
@@ -572,7 +572,7 @@ fn a_view_works_without_a_runtime() {
 }
 
 #[tokio::test]
-async fn a_request_for_a_host_that_is_not_allowed_is_refused_on_every_path() {
+async fn a_request_for_a_host_that_is_not_allowed_is_rejected_on_every_path() {
     let limiter = limiter();
     let held = permits(&limiter, ["acme"]);
     let addr = serve_plain(view(&limiter).writable().allow_host("Admin.Example.")).await;
@@ -634,7 +634,7 @@ async fn a_request_for_a_host_that_is_not_allowed_is_refused_on_every_path() {
 }
 
 #[tokio::test]
-async fn a_request_that_names_no_host_or_two_is_refused() {
+async fn a_request_that_names_no_host_or_two_is_rejected() {
     let view = view(&limiter());
     let with = |uri: &str, hosts: &[&[u8]]| {
         let mut req = Request::get(uri).body(Body::empty()).unwrap();
@@ -1072,7 +1072,7 @@ async fn a_change_in_a_dry_run_says_that_it_is_not_in_force() {
     drop(limiter.try_acquire("a").unwrap());
     let json = snapshot(&view, "?sort=tenant").await;
     assert_eq!(
-        (&json["dry_run"], &json["would_have_refused"]),
+        (&json["dry_run"], &json["would_have_rejected"]),
         (&json!(true), &json!(1))
     );
     let dry: Vec<_> = [0, 1].map(|n| json["tenants"][n]["dry_run"].clone()).into();

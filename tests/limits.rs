@@ -221,7 +221,7 @@ fn a_limit_beyond_the_largest_is_the_largest() {
 }
 
 #[test]
-fn pausing_a_tenant_refuses_those_who_wait_and_touches_nothing_in_flight() {
+fn pausing_a_tenant_rejects_those_who_wait_and_touches_nothing_in_flight() {
     let limiter = TenantLimiter::new(1).overflow(queue(2));
     let permit = limiter.try_acquire(&"T").unwrap();
     let mut line = [waiter(&limiter), waiter(&limiter)];
@@ -324,7 +324,7 @@ fn a_function_that_panics_for_one_tenant_leaves_the_others_their_new_limit() {
 }
 
 #[test]
-fn closing_refuses_all_who_wait_and_all_who_come() {
+fn closing_rejects_all_who_wait_and_all_who_come() {
     let gate = Gate::shut();
     let tenant_of = |tenant: &Tenant| (!tenant.is_empty()).then_some(*tenant);
     let layer = TenantConcurrencyLayer::new(1, tenant_of)
@@ -383,15 +383,15 @@ fn closing_leaves_a_slot_to_the_waiter_that_was_granted_it_before() {
 }
 
 #[test]
-fn a_tenant_that_comes_while_the_limiter_closes_is_refused() {
+fn a_tenant_that_comes_while_the_limiter_closes_is_rejected() {
     let limiter = TenantLimiter::<Tenant>::new(1);
     let other = limiter.clone();
     limiter.set_limits(Limits::by(move |_: &Tenant| {
         other.close();
         1
     }));
-    let refused = limiter.try_acquire(&"T").unwrap_err();
-    assert_eq!(refused.reason(), RejectReason::Closed);
+    let rejected = limiter.try_acquire(&"T").unwrap_err();
+    assert_eq!(rejected.reason(), RejectReason::Closed);
     assert_eq!(limiter.tracked(), 0);
     limiter.set_limits(1);
 }
@@ -405,8 +405,8 @@ fn nobody_is_admitted_by_a_limiter_that_closes_while_tenants_come() {
             scope.spawn(|| tenants.map(|tenant| drop(limiter.try_acquire(&tenant))));
             scope.spawn(|| limiter.close()).join().unwrap();
             for tenant in tenants {
-                let refused = limiter.try_acquire(&tenant).unwrap_err();
-                assert_eq!(refused.reason(), RejectReason::Closed);
+                let rejected = limiter.try_acquire(&tenant).unwrap_err();
+                assert_eq!(rejected.reason(), RejectReason::Closed);
             }
         });
     }
@@ -489,10 +489,10 @@ fn draining_an_open_limiter_waits_for_tenants_that_came_meanwhile() {
 }
 
 #[test]
-fn draining_a_closed_limiter_does_not_wait_for_refused_waiters_to_look() {
+fn draining_a_closed_limiter_does_not_wait_for_rejected_waiters_to_look() {
     let limiter = TenantLimiter::new(1).overflow(queue(2));
     let held = limiter.try_acquire(&"T").unwrap();
-    let mut refused = waiter(&limiter);
+    let mut rejected = waiter(&limiter);
     let mut drain = drain(&limiter);
     assert_pending!(drain.poll());
     limiter.close();
@@ -500,7 +500,7 @@ fn draining_a_closed_limiter_does_not_wait_for_refused_waiters_to_look() {
     drop(held);
     assert!(drain.is_woken());
     assert_ready!(drain.poll());
-    assert_eq!(reason(refused.poll()), RejectReason::Closed);
+    assert_eq!(reason(rejected.poll()), RejectReason::Closed);
 }
 
 #[test]
@@ -559,7 +559,7 @@ fn odd_have_nothing() -> (TenantLimiter<u64>, Told) {
 
 // KE1
 #[tokio::test]
-async fn a_newcomer_that_may_have_nothing_is_refused_and_leaves_nothing_behind() {
+async fn a_newcomer_that_may_have_nothing_is_rejected_and_leaves_nothing_behind() {
     let (limiter, told) = odd_have_nothing();
     let queueing = limiter.clone().overflow(Overflow::queue(4));
     for id in (1..2_000).step_by(2) {
@@ -575,9 +575,12 @@ async fn a_newcomer_that_may_have_nothing_is_refused_and_leaves_nothing_behind()
     assert_eq!(limiter.tracked(), 0);
     let told = std::mem::take(&mut *told.lock().unwrap());
     assert_eq!(told.len(), 2_000);
-    let refused =
-        |(id, event): &(u64, Event)| id % 2 == 1 && matches!(event, Event::Refused { .. });
-    assert!(told.iter().all(refused), "each refusal, and nothing else");
+    let rejected =
+        |(id, event): &(u64, Event)| id % 2 == 1 && matches!(event, Event::Rejected { .. });
+    assert!(
+        told.iter().all(rejected),
+        "each rejection, and nothing else"
+    );
     probe(&limiter, 2, 1, 1);
     forget_all(&limiter);
 }

@@ -64,7 +64,7 @@ fn settings<const N: usize>(
 }
 
 #[test]
-fn a_paused_tenant_is_refused_and_so_are_those_who_wait() {
+fn a_paused_tenant_is_rejected_and_so_are_those_who_wait() {
     let limiter = queueing(1);
     let running = limiter.try_acquire(&"T").unwrap();
     let mut waits = waiter(&limiter, "T");
@@ -247,14 +247,14 @@ fn settings_go_to_all_other_tenants_if_the_function_panics_for_one() {
 }
 
 #[test]
-fn a_capacity_for_a_limiter_without_one_is_refused_and_nothing_changes() {
+fn a_capacity_for_a_limiter_without_one_is_rejected_and_nothing_changes() {
     let limiter = queueing(1);
     limiter.set_limit(&"T", 3);
     let mut capacity = settings(Some(2), []);
     capacity.capacity = Some(8);
     let weight = settings(Some(2), [("T", own(|own| own.weight = Some(2)))]);
-    for refused in [capacity.clone(), weight] {
-        let error = limiter.apply(refused).unwrap_err();
+    for rejected in [capacity.clone(), weight] {
+        let error = limiter.apply(rejected).unwrap_err();
         assert!(error.to_string().contains("capacity"));
         assert_eq!(limit(&limiter, "T"), 3);
         assert_eq!(limit(&limiter, "U"), 1);
@@ -506,7 +506,7 @@ mod file {
         let limits = ["acme", "globex", "initech"].map(|tenant| limit(&limiter, tenant));
         assert_eq!(limits, [1_048_575, 1, 0]);
         assert_eq!(limiter.capacity_stats().unwrap().limit, 2_147_483_647);
-        let refused = limiter.try_acquire("initech").unwrap_err();
-        assert_eq!(refused.reason(), RejectReason::Paused);
+        let rejected = limiter.try_acquire("initech").unwrap_err();
+        assert_eq!(rejected.reason(), RejectReason::Paused);
     }
 }

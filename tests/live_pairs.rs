@@ -2,7 +2,7 @@
 //!
 //! What is checked is counted here, by the requests themselves: never more of a tenant at once than
 //! the largest limit that any settings gave it, never more of all than the largest capacity, and no
-//! request that is neither served nor refused.
+//! request that is neither served nor rejected.
 
 mod support;
 

@@ -129,8 +129,8 @@ async fn with_a_handle_a_job_keeps_its_slot_when_the_caller_has_given_up() {
         until(|| jobs.running() == 1).await;
         caller.abort();
         for _ in 0..4 {
-            let refused = wire::get(addr, version, "/job", "T").await;
-            assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+            let rejected = wire::get(addr, version, "/job", "T").await;
+            assert_eq!(rejected.status, StatusCode::TOO_MANY_REQUESTS);
             assert_eq!(layer.limiter().in_flight("T"), 1);
         }
         jobs.end();
@@ -253,8 +253,8 @@ fn a_response_of_on_reject_is_chosen_and_a_handle_asked_for_in_any_order() {
     ] {
         let (response, permit) = admitted(|handler| layer.layer(handler), "/");
         drop(response);
-        let (refused, none) = admitted(|handler| layer.layer(handler), "/");
-        assert_eq!(refused.status(), StatusCode::IM_A_TEAPOT);
+        let (rejected, none) = admitted(|handler| layer.layer(handler), "/");
+        assert_eq!(rejected.status(), StatusCode::IM_A_TEAPOT);
         assert!(none.is_none());
         drop(permit.expect("a handle"));
         wind_up(layer.limiter(), "T", 1, 0);

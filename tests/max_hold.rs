@@ -430,11 +430,11 @@ fn a_runtime_that_has_ended_stops_nothing() {
         let first = new_runtime();
         let stuck = first.block_on(async { respond(&service) });
         drop(first);
-        // No request is admitted: one that is refused, or that waits, starts the task.
+        // No request is admitted: one that is rejected, or that waits, starts the task.
         new_runtime().block_on(async {
             let policy = match waits {
                 true => Overflow::queue(1).max_wait(Duration::MAX),
-                false => Overflow::shed(),
+                false => Overflow::reject(),
             };
             let queueing = limiter.clone().overflow(policy);
             let mut next = task::spawn(queueing.acquire(&"A"));

@@ -72,7 +72,7 @@ fn a_tenant_that_waits_never_makes_room() {
 
 // KE1
 #[test]
-fn the_refusal_of_a_newcomer_tells_no_figures_of_others_and_when_to_come_back() {
+fn the_rejection_of_a_newcomer_tells_no_figures_of_others_and_when_to_come_back() {
     let limiter = TenantLimiter::<u64>::new(5).max_tenants(1);
     let held = hold(&limiter, 0..1);
     let rejected = limiter.try_acquire(&1).unwrap_err();
@@ -89,7 +89,7 @@ fn the_refusal_of_a_newcomer_tells_no_figures_of_others_and_when_to_come_back() 
 
 // KE1
 #[test]
-fn room_for_nobody_refuses_everybody() {
+fn room_for_nobody_rejects_everybody() {
     let limiter = TenantLimiter::<u64>::new(1).max_tenants(0);
     assert_eq!(reason(&limiter, 7), Some(RejectReason::TableFull));
     assert_eq!(limiter.tracked(), 0);
@@ -123,7 +123,7 @@ fn a_newcomer_to_a_table_in_use_looks_at_part_of_it_and_the_next_goes_on() {
     let limiter = TenantLimiter::<u64>::new(1).max_tenants(TENANTS as usize);
     let mut held = hold(&limiter, 0..TENANTS);
     assert_eq!(reason(&limiter, TENANTS), Some(RejectReason::TableFull));
-    let mut refused = 0;
+    let mut rejected = 0;
     for round in 0..ROUNDS {
         let newcomer = TENANTS + round as u64;
         drop(held.swap_remove(round * 150));
@@ -132,12 +132,12 @@ fn a_newcomer_to_a_table_in_use_looks_at_part_of_it_and_the_next_goes_on() {
             held.push(permit);
             Some(attempt)
         });
-        refused += attempts.expect("the only idle tenant is found");
+        rejected += attempts.expect("the only idle tenant is found");
         assert_eq!(limiter.tracked(), TENANTS as usize);
     }
-    println!("{refused} refusals in {ROUNDS} searches for the only idle tenant");
+    println!("{rejected} rejections in {ROUNDS} searches for the only idle tenant");
     // A search of the whole table would have found it at once.
-    assert!(refused > 0);
+    assert!(rejected > 0);
     drop(held);
     probe(&limiter, 0, 1, 2);
     forget_all(&limiter);
@@ -191,13 +191,13 @@ fn a_request_hashes_and_compares_its_tenant_once_however_many_there_are() {
         held.push(permit);
     }
     for tenant in (0..TENANTS).step_by(1_000) {
-        let (refused, looks) = counted(|| limiter.try_acquire(&Counted(tenant)));
-        assert!(refused.is_err());
+        let (rejected, looks) = counted(|| limiter.try_acquire(&Counted(tenant)));
+        assert!(rejected.is_err());
         assert_eq!(looks, (1, 1), "a known tenant");
     }
     let limiter = limiter.max_tenants(TENANTS as usize);
-    let (refused, looks) = counted(|| limiter.try_acquire(&Counted(TENANTS)));
-    assert_eq!(refused.unwrap_err().reason(), RejectReason::TableFull);
+    let (rejected, looks) = counted(|| limiter.try_acquire(&Counted(TENANTS)));
+    assert_eq!(rejected.unwrap_err().reason(), RejectReason::TableFull);
     assert_eq!(looks, (1, 0), "one too many");
 
     // Sweeps look at no tenant either, nor does shrinking.
@@ -269,7 +269,7 @@ fn no_request_evicts_a_whole_crowd() {
 }
 
 #[test]
-fn looking_at_a_limiter_refuses_no_newcomer() {
+fn looking_at_a_limiter_rejects_no_newcomer() {
     let limiter = TenantLimiter::<u64>::new(1).max_tenants(1);
     drop(hold(&limiter, 0..1));
     support::watched(move || {
@@ -280,10 +280,10 @@ fn looking_at_a_limiter_refuses_no_newcomer() {
                     drop((limiter.snapshot(), limiter.set_limits(1)));
                 }
             });
-            let refused = (1..20_000).filter_map(|tenant| reason(&limiter, tenant));
-            let refused = refused.count();
+            let rejected = (1..20_000).filter_map(|tenant| reason(&limiter, tenant));
+            let rejected = rejected.count();
             done.store(true, std::sync::atomic::Ordering::Relaxed);
-            assert_eq!(refused, 0);
+            assert_eq!(rejected, 0);
         });
         assert_eq!(limiter.tracked(), 1);
         forget_all(&limiter);

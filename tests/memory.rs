@@ -196,7 +196,7 @@ fn made_up_tenants_take_no_more_memory_than_the_table_allows() {
     let peak = PEAK.load(Relaxed) - before;
     assert!(peak <= bound, "{peak} bytes for {MAX} tenants");
 
-    // All in use: newcomers are refused and leave nothing.
+    // All in use: newcomers are rejected and leave nothing.
     let limiter = limiter.evictor(manual(Duration::ZERO));
     limiter.evict_idle();
     let held: Vec<_> = (0..MAX as u64)
@@ -207,7 +207,7 @@ fn made_up_tenants_take_no_more_memory_than_the_table_allows() {
         assert!(limiter.try_acquire(&id).is_err());
     }
     let grown = live().saturating_sub(full);
-    assert!(grown < SLACK, "refusals have left {grown} bytes");
+    assert!(grown < SLACK, "rejections have left {grown} bytes");
     drop(held);
     probe(&limiter, 7, 1, 2);
     forget_all(&limiter);

@@ -64,8 +64,8 @@ fn value(scraped: &Series, series: &str) -> f64 {
     *value.unwrap_or_else(|| panic!("no {series} in {scraped:#?}"))
 }
 
-fn refused(scraped: &Series, reason: &str) -> f64 {
-    let series = format!(r#"tower_tenant_refused_total{{limiter="api",reason="{reason}"}}"#);
+fn rejected(scraped: &Series, reason: &str) -> f64 {
+    let series = format!(r#"tower_tenant_rejected_total{{limiter="api",reason="{reason}"}}"#);
     value(scraped, &series)
 }
 
@@ -135,7 +135,7 @@ async fn every_name_of_the_table_is_scraped_before_anything_happens() {
         "missing_tenant",
         "invalid_tenant",
     ] {
-        assert_eq!(refused(&scraped, reason), 0.0, "{reason}");
+        assert_eq!(rejected(&scraped, reason), 0.0, "{reason}");
     }
     for histogram in [WAITS, HOLDS] {
         assert_eq!(value(&scraped, histogram), 0.0, "{histogram}");
@@ -237,28 +237,28 @@ async fn whatever_way_requests_end_gauges_go_back_and_sums_match() {
     while value(&scraped, IN_FLIGHT) + value(&scraped, WAITING) > 0.0 {
         scraped = scrape(addr).await;
     }
-    let all_refused: f64 = [
+    let all_rejected: f64 = [
         "at_limit",
         "queue_full",
         "wait_expired",
         "closed",
         "missing_tenant",
     ]
-    .map(|reason| refused(&scraped, reason))
+    .map(|reason| rejected(&scraped, reason))
     .iter()
     .sum();
     let admitted = value(&scraped, ADMITTED);
     let cancelled = value(&scraped, CANCELLED_QUEUE);
-    assert_eq!(admitted + all_refused + cancelled, sent, "{scraped:#?}");
-    assert_eq!(refused(&scraped, "missing_tenant"), 1.0);
-    assert_eq!(refused(&scraped, "closed"), 1.0);
-    assert!(refused(&scraped, "wait_expired") >= 2.0);
+    assert_eq!(admitted + all_rejected + cancelled, sent, "{scraped:#?}");
+    assert_eq!(rejected(&scraped, "missing_tenant"), 1.0);
+    assert_eq!(rejected(&scraped, "closed"), 1.0);
+    assert!(rejected(&scraped, "wait_expired") >= 2.0);
     // Of those admitted: a panic, a body and a handler were given up for each version.
     assert_eq!(value(&scraped, CANCELLED_RUNNING), 2.0 * 2.0 + panics);
     assert_eq!(value(&scraped, HOLDS), admitted);
     assert_eq!(
         value(&scraped, WAITS),
-        refused(&scraped, "wait_expired") + cancelled
+        rejected(&scraped, "wait_expired") + cancelled
     );
     assert_eq!(value(&scraped, TRACKED), 1.0);
     forget_all(&limiter);
@@ -283,7 +283,7 @@ async fn a_gauge_is_right_at_each_step_of_a_wait() {
     assert_pending!(second.poll());
     assert_eq!(gauges(), (1.0, 2.0));
     assert_ready_err!(task::spawn(limiter.acquire(&"T")).poll());
-    assert_eq!(gauges(), (1.0, 2.0), "a refusal moves no gauge");
+    assert_eq!(gauges(), (1.0, 2.0), "a rejection moves no gauge");
     drop(held);
     let permit = assert_ready_ok!(first.poll());
     assert_eq!(gauges(), (1.0, 1.0));
@@ -324,9 +324,9 @@ async fn each_reason_has_its_series() {
     let service = layer.layer(service_fn(|_: u8| async { Ok::<_, Infallible>(()) }));
     assert!(service.oneshot(1).await.is_err());
     let scraped = parse(&handle.render());
-    assert_eq!(refused(&scraped, "at_limit"), 2.0);
-    assert_eq!(refused(&scraped, "paused"), 1.0);
-    assert_eq!(refused(&scraped, "missing_tenant"), 1.0);
+    assert_eq!(rejected(&scraped, "at_limit"), 2.0);
+    assert_eq!(rejected(&scraped, "paused"), 1.0);
+    assert_eq!(rejected(&scraped, "missing_tenant"), 1.0);
 }
 
 // OB3
@@ -359,11 +359,14 @@ fn no_label_names_a_tenant_unless_asked_and_then_a_bounded_number() {
     metrics_of(0..10_000, &limiter);
     let of = |tenant: &str| {
         let scraped = parse(&handle.render());
-        let series = "tower_tenant_tenant_refused_total";
+        let series = "tower_tenant_rejected_by_tenant_total";
         let series = format!(r#"{series}{{limiter="api",tenant="{tenant}"}}"#);
         scraped.get(&series).copied()
     };
-    let named = |text: &str| text.matches("tower_tenant_tenant_refused_total{").count();
+    let named = |text: &str| {
+        text.matches("tower_tenant_rejected_by_tenant_total{")
+            .count()
+    };
     assert_eq!(named(&handle.render()), 5 + 1);
     assert_eq!(of("t0"), Some(1.0));
     assert_eq!(of("_other"), Some(9_995.0));
@@ -375,7 +378,7 @@ fn no_label_names_a_tenant_unless_asked_and_then_a_bounded_number() {
     assert_eq!(of("_other"), Some(10_000.0));
 }
 
-/// A limiter with labels for `bound` tenants, and how often which label was refused.
+/// A limiter with labels for `bound` tenants, and how often which label was rejected.
 fn labelling(bound: usize) -> (TenantLimiter<u64>, impl Fn(&str) -> Option<f64>) {
     let (recorder, handle) = recorder();
     let metrics = metrics::with_local_recorder(&recorder, || {
@@ -384,12 +387,12 @@ fn labelling(bound: usize) -> (TenantLimiter<u64>, impl Fn(&str) -> Option<f64>)
     let limiter = TenantLimiter::new(1)
         .evictor(manual(Duration::ZERO))
         .observer(Recording(metrics, recorder));
-    let refused = move |label: &str| {
-        let series = "tower_tenant_tenant_refused_total";
+    let rejected = move |label: &str| {
+        let series = "tower_tenant_rejected_by_tenant_total";
         let series = format!(r#"{series}{{limiter="api",tenant="{label}"}}"#);
         parse(&handle.render()).get(&series).copied()
     };
-    (limiter, refused)
+    (limiter, rejected)
 }
 
 /// Labels are registered wherever an event is told, on any thread.
@@ -409,9 +412,9 @@ fn crowd(limiter: &TenantLimiter<u64>, tenant: u64) {
 
 // OB3
 #[test]
-fn a_refusal_that_leaves_its_tenant_untracked_takes_no_label() {
-    let (limiter, refused) = labelling(2);
-    let refuse = |tenants: std::ops::Range<u64>, reason| {
+fn a_rejection_that_leaves_its_tenant_untracked_takes_no_label() {
+    let (limiter, rejected) = labelling(2);
+    let reject = |tenants: std::ops::Range<u64>, reason| {
         for tenant in tenants {
             let rejected = limiter.try_acquire(&tenant).unwrap_err();
             assert_eq!(rejected.reason(), reason);
@@ -419,30 +422,30 @@ fn a_refusal_that_leaves_its_tenant_untracked_takes_no_label() {
     };
     let limiter = limiter.clone().max_tenants(1);
     let held = limiter.try_acquire(&0).unwrap();
-    refuse(100..120, RejectReason::TableFull);
+    reject(100..120, RejectReason::TableFull);
     drop(held);
     let limiter = limiter.max_tenants(usize::MAX);
-    assert_eq!((refused("t100"), refused("_other")), (None, Some(20.0)));
+    assert_eq!((rejected("t100"), rejected("_other")), (None, Some(20.0)));
     limiter.set_limit(&150, 0);
-    refuse(150..151, RejectReason::Paused);
-    assert_eq!((refused("t150"), refused("_other")), (None, Some(21.0)));
+    reject(150..151, RejectReason::Paused);
+    assert_eq!((rejected("t150"), rejected("_other")), (None, Some(21.0)));
     for tenant in [1, 2, 3] {
         crowd(&limiter, tenant);
     }
-    assert_eq!((refused("t1"), refused("t2")), (Some(1.0), Some(1.0)));
-    assert_eq!((refused("t3"), refused("_other")), (None, Some(22.0)));
+    assert_eq!((rejected("t1"), rejected("t2")), (Some(1.0), Some(1.0)));
+    assert_eq!((rejected("t3"), rejected("_other")), (None, Some(22.0)));
 
     forget_all(&limiter);
     limiter.close();
-    refuse(200..220, RejectReason::Closed);
-    assert_eq!((refused("t200"), refused("_other")), (None, Some(42.0)));
+    reject(200..220, RejectReason::Closed);
+    assert_eq!((rejected("t200"), rejected("_other")), (None, Some(42.0)));
 }
 
 // OB3
 #[test]
-fn labels_are_given_up_whatever_the_order_in_which_threads_track_refuse_and_evict() {
+fn labels_are_given_up_whatever_the_order_in_which_threads_track_reject_and_evict() {
     watched(|| {
-        let (limiter, refused) = labelling(3);
+        let (limiter, rejected) = labelling(3);
         std::thread::scope(|scope| {
             for thread in 0..4_u64 {
                 let limiter = &limiter;
@@ -461,7 +464,7 @@ fn labels_are_given_up_whatever_the_order_in_which_threads_track_refuse_and_evic
             crowd(&limiter, tenant);
         }
         for label in ["t100", "t101", "t102"] {
-            assert_eq!(refused(label), Some(1.0), "no label was left for {label}");
+            assert_eq!(rejected(label), Some(1.0), "no label was left for {label}");
         }
     });
 }

@@ -89,7 +89,7 @@ where
 
 // KE4
 #[test]
-fn by_default_a_request_without_a_tenant_is_refused() {
+fn by_default_a_request_without_a_tenant_is_rejected() {
     let layer = layer(1);
     let service = layer.layer(held());
     assert_eq!(reason(&service, nameless()), RejectReason::MissingTenant);
@@ -202,7 +202,7 @@ fn a_tenant_called_like_anything_never_shares_with_the_nameless() {
         .collect();
     assert!(
         requests.iter_mut().all(is_in),
-        "a named tenant is refused for the nameless"
+        "a named tenant is rejected for the nameless"
     );
     assert_eq!(limiter.missing_stats().in_flight, 1);
 

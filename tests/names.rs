@@ -36,7 +36,7 @@ where
     (limiter, serve(router).await)
 }
 
-/// The status, and the reason of a refusal.
+/// The status, and the reason of a rejection.
 type Outcome = (u16, Option<RejectReason>);
 
 const SERVED: Outcome = (200, None);

@@ -133,7 +133,7 @@ fn a_long_line_for_a_shared_capacity_is_served_without_nesting_deeply() {
 }
 
 #[test]
-fn all_that_are_refused_at_once_are_told_without_nesting_deeply() {
+fn all_that_are_rejected_at_once_are_told_without_nesting_deeply() {
     on_a_thread(|| {
         let limiter = limiter(1);
         let held = limiter.try_acquire(&7).unwrap();

@@ -50,7 +50,7 @@ enum Told {
     Evicted,
     Queued,
     Admitted(bool),
-    Refused(RejectReason, bool),
+    Rejected(RejectReason, bool),
     Cancelled,
     Released(Ending),
     /// Not of a request.
@@ -72,12 +72,12 @@ impl From<Event> for Told {
             Event::Evicted => Evicted,
             Event::Queued => Queued,
             Event::Admitted { waited } => Admitted(waited.is_some()),
-            Event::Refused { rejected, waited } => Refused(rejected.reason(), waited.is_some()),
+            Event::Rejected { rejected, waited } => Rejected(rejected.reason(), waited.is_some()),
             Event::Cancelled { .. } => Cancelled,
             Event::Released { ending, .. } => Released(ending),
             Event::LimitChanged { .. }
             | Event::CapacityChanged { .. }
-            | Event::WouldRefuse { .. }
+            | Event::WouldReject { .. }
             | Event::WouldQueue
             | Event::EvictorStopped
             | Event::MaxHoldStopped => Changed,
@@ -153,11 +153,11 @@ impl Sums {
     /// Checks the sums against the number of requests sent, at a moment when none is left.
     fn assert_balanced(&self, requests: usize) {
         let admitted = self.of(|told| matches!(told, Admitted(_)));
-        let refused = self.of(|told| matches!(told, Refused(..)));
+        let rejected = self.of(|told| matches!(told, Rejected(..)));
         let cancelled = self.of(|told| told == Cancelled);
         let released = self.of(|told| matches!(told, Released(_)));
-        let waits = |told| matches!(told, Admitted(true) | Refused(_, true) | Cancelled);
-        assert_eq!(requests, admitted + refused + cancelled);
+        let waits = |told| matches!(told, Admitted(true) | Rejected(_, true) | Cancelled);
+        assert_eq!(requests, admitted + rejected + cancelled);
         assert_eq!(admitted, released, "in flight");
         assert_eq!(self.of(|told| told == Queued), self.of(waits), "waiting");
     }
@@ -243,7 +243,7 @@ enum Act {
     PanicsInCall,
     DroppedRunning,
     DroppedBeforeItsPoll,
-    Refused,
+    Rejected,
     WaitExpires,
     PausedWhileQueued,
     DroppedWhileQueued,
@@ -264,7 +264,7 @@ const ACTS: [Act; 18] = [
     Act::PanicsInCall,
     Act::DroppedRunning,
     Act::DroppedBeforeItsPoll,
-    Act::Refused,
+    Act::Rejected,
     Act::WaitExpires,
     Act::PausedWhileQueued,
     Act::DroppedWhileQueued,
@@ -277,7 +277,7 @@ impl Act {
     /// How many requests arrive, with those that fill the tenant.
     fn requests(self) -> usize {
         match self {
-            Act::Refused => 3,
+            Act::Rejected => 3,
             Act::WaitExpires
             | Act::PausedWhileQueued
             | Act::DroppedWhileQueued
@@ -302,17 +302,17 @@ impl Act {
             Act::Panics | Act::PanicsInCall | Act::DroppedRunning | Act::DroppedBeforeItsPoll => {
                 runs(Ending::Cancelled)
             }
-            Act::Refused => {
-                let refused = Refused(RejectReason::QueueFull, false);
-                vec![Admitted(false), Queued, refused, Cancelled, done]
+            Act::Rejected => {
+                let rejected = Rejected(RejectReason::QueueFull, false);
+                vec![Admitted(false), Queued, rejected, Cancelled, done]
             }
             Act::WaitExpires => {
-                let refused = Refused(RejectReason::WaitExpired, true);
-                vec![Admitted(false), Queued, refused, done]
+                let rejected = Rejected(RejectReason::WaitExpired, true);
+                vec![Admitted(false), Queued, rejected, done]
             }
             Act::PausedWhileQueued => {
-                let refused = Refused(RejectReason::Paused, true);
-                vec![Admitted(false), Queued, refused, done]
+                let rejected = Rejected(RejectReason::Paused, true);
+                vec![Admitted(false), Queued, rejected, done]
             }
             Act::DroppedWhileQueued => vec![Admitted(false), Queued, Cancelled, done],
             Act::DroppedBeforeItQueues => runs(Ending::Completed),
@@ -389,7 +389,7 @@ where
     async fn play_full(&self, act: Act) {
         let held = self.limiter.try_acquire("acme").unwrap();
         match act {
-            Act::Refused => {
+            Act::Rejected => {
                 let _queued = self.queue(Deed::Stay);
                 assert!(self.call(Deed::Stay).poll().is_ready());
             }
@@ -507,7 +507,7 @@ async fn play_all<F, B>(
 
 // OB1
 #[tokio::test(start_paused = true)]
-async fn every_ending_is_told_once_with_refusals_as_errors() {
+async fn every_ending_is_told_once_with_rejections_as_errors() {
     let log = Log::new();
     for layer in layers(|| Box::new(log.clone())) {
         play_all(layer, &log, false).await;
@@ -519,7 +519,7 @@ async fn every_ending_is_told_once_with_refusals_as_errors() {
 
 // OB1
 #[tokio::test(start_paused = true)]
-async fn every_ending_is_told_once_with_refusals_as_responses() {
+async fn every_ending_is_told_once_with_rejections_as_responses() {
     let log = Log::new();
     for layer in layers(|| Box::new(log.clone())) {
         play_all(layer.http(), &log, true).await;
@@ -558,7 +558,10 @@ async fn a_limiter_without_a_layer_tells_every_ending_too() {
     assert!(limiter.try_acquire(&"T").is_err());
     assert!(limiter.try_acquire(&"U").is_err());
     let [at_limit, full] = [RejectReason::AtLimit, RejectReason::TableFull];
-    assert_eq!(log.take(), [Refused(at_limit, false), Refused(full, false)]);
+    assert_eq!(
+        log.take(),
+        [Rejected(at_limit, false), Rejected(full, false)]
+    );
 
     let mut expires = wait(&limiter, "T");
     let dropped = wait(&limiter, "T");
@@ -572,9 +575,9 @@ async fn a_limiter_without_a_layer_tells_every_ending_too() {
         [
             Queued,
             Queued,
-            Refused(queue_full, false),
+            Rejected(queue_full, false),
             Cancelled,
-            Refused(expired, true)
+            Rejected(expired, true)
         ]
     );
 
@@ -598,7 +601,7 @@ async fn a_limiter_without_a_layer_tells_every_ending_too() {
     drop(held);
     assert_eq!(limiter.evict_idle(), 1);
     assert!(limiter.try_acquire(&"T").is_err());
-    let closed = |waited| Refused(RejectReason::Closed, waited);
+    let closed = |waited| Rejected(RejectReason::Closed, waited);
     assert_eq!(
         log.take(),
         [
@@ -615,7 +618,7 @@ async fn a_limiter_without_a_layer_tells_every_ending_too() {
 
 // OB1
 #[tokio::test(start_paused = true)]
-async fn a_waiter_whose_place_another_tenant_takes_is_told_as_refused() {
+async fn a_waiter_whose_place_another_tenant_takes_is_told_as_rejected() {
     let log = Log::new();
     let limiter = limiter(2, 4, &log).capacity(Capacity::of(1).queue(2));
     let held = limiter.try_acquire(&"T").unwrap();
@@ -624,7 +627,7 @@ async fn a_waiter_whose_place_another_tenant_takes_is_told_as_refused() {
     log.take();
     let other = wait(&limiter, "U");
     assert_ready_err!(displaced.poll());
-    let crowded = |waited| Refused(RejectReason::CapacityQueueFull, waited);
+    let crowded = |waited| Rejected(RejectReason::CapacityQueueFull, waited);
     assert_eq!(log.take(), [Tracked, Queued, crowded(true)]);
 
     // One that is dropped before it has heard of it has left by itself.
@@ -635,9 +638,9 @@ async fn a_waiter_whose_place_another_tenant_takes_is_told_as_refused() {
     assert_eq!(log.take(), [Cancelled, Queued, Tracked, Queued, Cancelled]);
 
     assert!(limiter.acquire(&"T").now_or_never().unwrap().is_err());
-    let shed = limiter.clone().overflow(Overflow::shed());
+    let shed = limiter.clone().overflow(Overflow::reject());
     assert!(shed.try_acquire(&"W").is_err());
-    let at_capacity = Refused(RejectReason::AtCapacity, false);
+    let at_capacity = Rejected(RejectReason::AtCapacity, false);
     assert_eq!(log.take(), [crowded(false), Tracked, at_capacity]);
 
     drop(held);
@@ -776,7 +779,7 @@ async fn waits_and_holds_are_told_to_the_nanosecond() {
                 Event::Cancelled {
                     waited: nanos(1_000)
                 },
-                Event::Refused {
+                Event::Rejected {
                     rejected,
                     waited: since(5_001_000_000)
                 },
@@ -827,9 +830,9 @@ fn a_tenant_is_named_and_who_names_none_is_not() {
         drop(running);
         first
     };
-    let refused = Refused(RejectReason::MissingTenant, false);
-    assert!(ask(MissingTenant::Refuse));
-    assert_eq!(log.take(), [refused, refused]);
+    let rejected = Rejected(RejectReason::MissingTenant, false);
+    assert!(ask(MissingTenant::Reject));
+    assert_eq!(log.take(), [rejected, rejected]);
     assert!(!ask(MissingTenant::Bypass));
     assert_eq!(log.take(), [], "it is not limited");
     assert!(!ask(MissingTenant::Share(1)));
@@ -837,7 +840,7 @@ fn a_tenant_is_named_and_who_names_none_is_not() {
         log.take(),
         [
             Admitted(false),
-            Refused(RejectReason::AtLimit, false),
+            Rejected(RejectReason::AtLimit, false),
             Released(Ending::Cancelled)
         ]
     );
@@ -877,7 +880,7 @@ fn tracked_less_evicted_is_how_many_are_tracked() {
     };
     let mut held = Vec::new();
     for number in shuffled(3_000) {
-        // Idle ones make room; when there are none left, newcomers are refused.
+        // Idle ones make room; when there are none left, newcomers are rejected.
         held.extend(
             limiter
                 .try_acquire(&number)
@@ -1011,8 +1014,8 @@ fn an_observer_may_use_the_limiter_while_a_waiter_loses_its_place() {
             .capacity(Capacity::of(1).queue(2))
             .observer(move |_: Option<&Tenant>, event: Event| {
                 let limiter = uses.lock().unwrap().clone();
-                let refused = matches!(event, Event::Refused { .. } | Event::Queued);
-                if let Some(limiter) = limiter.filter(|_| refused && !IS_INSIDE.replace(true)) {
+                let rejected = matches!(event, Event::Rejected { .. } | Event::Queued);
+                if let Some(limiter) = limiter.filter(|_| rejected && !IS_INSIDE.replace(true)) {
                     assert!(limiter.try_acquire(&"X").is_err());
                     limiter.set_weight(&"X", 2);
                     IS_INSIDE.set(false);
@@ -1021,10 +1024,10 @@ fn an_observer_may_use_the_limiter_while_a_waiter_loses_its_place() {
         *slot.lock().unwrap() = Some(limiter.clone());
         let held = limiter.try_acquire(&"T").unwrap();
         let mut displaced = ["T", "T", "U"].map(|tenant| wait(&limiter, tenant));
-        let refused = displaced
+        let rejected = displaced
             .each_mut()
             .map(|request| request.poll().is_ready());
-        assert_eq!(refused.iter().filter(|refused| **refused).count(), 1);
+        assert_eq!(rejected.iter().filter(|rejected| **rejected).count(), 1);
         *slot.lock().unwrap() = None;
         drop((displaced, held));
         assert_eq!(limiter.capacity_stats().unwrap().waiting, 0);

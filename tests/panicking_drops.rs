@@ -103,9 +103,9 @@ const FRONTS: &[Front] = &[
 /// How far a request gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    RefusedAtOnce,
-    RefusedByTheTable,
-    RefusedWithoutTenant,
+    RejectedAtOnce,
+    RejectedByTheTable,
+    RejectedWithoutTenant,
     NotLimited,
     AdmittedAsNewcomer,
     AdmittedAtOnce,
@@ -125,9 +125,9 @@ enum Step {
 }
 
 const STEPS: [Step; 19] = [
-    Step::RefusedAtOnce,
-    Step::RefusedByTheTable,
-    Step::RefusedWithoutTenant,
+    Step::RejectedAtOnce,
+    Step::RejectedByTheTable,
+    Step::RejectedWithoutTenant,
     Step::NotLimited,
     Step::AdmittedAsNewcomer,
     Step::AdmittedAtOnce,
@@ -180,7 +180,7 @@ impl Case {
         let layered = !matches!(self.front, Front::TryAcquire | Front::Acquire);
         let works = matches!(
             self.step,
-            RefusedWithoutTenant
+            RejectedWithoutTenant
                 | NotLimited
                 | GrantedAndUnready
                 | GrantedAndFailed
@@ -798,10 +798,10 @@ impl World {
         limiter.set_dry_run(case.dry);
         let shedding = matches!(
             case.step,
-            Step::RefusedAtOnce | Step::RefusedByTheTable | Step::RefusedWithoutTenant
+            Step::RejectedAtOnce | Step::RejectedByTheTable | Step::RejectedWithoutTenant
         );
         limiter = match shedding {
-            true => limiter.overflow(Overflow::shed()),
+            true => limiter.overflow(Overflow::reject()),
             false => limiter.overflow(Overflow::queue(PLACES).max_wait(WAIT)),
         };
         let start = Some(start(case.front, &limiter));
@@ -850,23 +850,23 @@ impl World {
         let plant = Arc::clone(&self.plant);
         let waits = |count| self.limiter.waiting(&T) == count;
         match self.case.step {
-            RefusedAtOnce => {
+            RejectedAtOnce => {
                 let held = self.fill();
                 let going = self.arrive("T");
-                self.expect("refused", going.result.is_some());
+                self.expect("rejected", going.result.is_some());
                 going.end();
                 drop(held);
             }
-            RefusedByTheTable => {
+            RejectedByTheTable => {
                 let held = self.fill();
                 let _ = self.limiter.as_ref_limiter().max_tenants(1);
                 let going = self.arrive("U");
-                self.expect("refused", going.result.is_some());
+                self.expect("rejected", going.result.is_some());
                 going.end();
                 drop(held);
                 let _ = self.limiter.as_ref_limiter().max_tenants(usize::MAX);
             }
-            RefusedWithoutTenant => self.arrive("nobody").end(),
+            RejectedWithoutTenant => self.arrive("nobody").end(),
             NotLimited => {
                 let mut going = self.arrive("exempt");
                 self.set(&plant.open);
@@ -940,7 +940,7 @@ impl World {
                 // The wakers that tokio wakes are its own business.
                 tokio::time::advance(2 * WAIT).await;
                 going.poll();
-                self.expect("refused", waits(0) && going.result.is_some());
+                self.expect("rejected", waits(0) && going.result.is_some());
                 going.end();
                 drop(held);
             }
@@ -951,7 +951,7 @@ impl World {
                 let newcomer = self.arrive("U");
                 self.expect("displaced", waits(1));
                 displaced.poll();
-                self.expect("refused", displaced.result.is_some());
+                self.expect("rejected", displaced.result.is_some());
                 displaced.end();
                 newcomer.end();
                 going.end();
@@ -963,7 +963,7 @@ impl World {
                 let limiter = &self.limiter;
                 step(|| limiter.set_limit(&T, 0));
                 going.poll();
-                self.expect("refused", going.result.is_some());
+                self.expect("rejected", going.result.is_some());
                 going.end();
                 drop(held);
                 self.limiter.clear_limit(&T);
@@ -1127,12 +1127,12 @@ async fn a_drop_that_panics_costs_no_permit_of_the_limiter() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drop_that_panics_costs_no_slot_of_a_layer_whose_refusals_are_errors() {
+async fn a_drop_that_panics_costs_no_slot_of_a_layer_whose_rejections_are_errors() {
     sweep(&FRONTS[2..4]).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drop_that_panics_costs_no_slot_of_a_layer_whose_refusals_are_responses() {
+async fn a_drop_that_panics_costs_no_slot_of_a_layer_whose_rejections_are_responses() {
     sweep(&FRONTS[4..6]).await;
 }
 

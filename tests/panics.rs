@@ -332,7 +332,7 @@ mod over_http {
 
     // PN5
     #[tokio::test]
-    async fn a_panic_while_a_refusal_is_answered_costs_no_slot() {
+    async fn a_panic_while_a_rejection_is_answered_costs_no_slot() {
         let respond = |_: &Rejected| -> Response<BombBody> { std::panic::panic_any(BOOM) };
         let layer = layer(1).on_reject(respond);
         let held = layer.limiter().try_acquire(&"T").unwrap();
@@ -477,7 +477,7 @@ async fn assert_idle_and_evictable(limiter: &TenantLimiter<Tenant>, limit: usize
 
 // PN5
 #[test]
-fn without_a_runtime_a_wait_that_needs_a_timer_is_refused() {
+fn without_a_runtime_a_wait_that_needs_a_timer_is_rejected() {
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(Overflow::queue(1));
     let held = layer.limiter().try_acquire(&"T").unwrap();
     let mut request = call(&layer.layer(Gate::open()), "T");

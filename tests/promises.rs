@@ -84,7 +84,7 @@ fn the_defaults_are_those_of_the_readme() {
     let limiter = TenantLimiter::<u8>::default();
     drop(limiter.try_acquire(&7));
     assert_eq!(limiter.stats(&7).map(|stats| stats.limit), Some(4));
-    assert_eq!(Overflow::default(), Overflow::shed());
+    assert_eq!(Overflow::default(), Overflow::reject());
     assert_eq!(
         Overflow::queue(1),
         Overflow::queue(1).max_wait(Duration::from_secs(1))
@@ -93,6 +93,6 @@ fn the_defaults_are_those_of_the_readme() {
         Evictor::default(),
         Evictor::after(Duration::from_secs(30 * 60)).every(Duration::from_secs(5 * 60))
     );
-    assert_eq!(MissingTenant::default(), MissingTenant::Refuse);
+    assert_eq!(MissingTenant::default(), MissingTenant::Reject);
     assert!(format!("{:?}", header("x-tenant-id")).contains("256"));
 }

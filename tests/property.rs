@@ -55,7 +55,7 @@ fn step() -> impl Strategy<Value = Step> {
 enum Fate {
     Waits,
     Granted,
-    Refused,
+    Rejected,
 }
 
 /// The reference: per tenant a counter and a queue.
@@ -85,7 +85,7 @@ impl Reference {
     fn arrive(&mut self, tenant: Tenant, id: u64, queue: usize) -> Fate {
         let limit = self.limit(tenant);
         let fate = if self.closed || limit == 0 {
-            Fate::Refused
+            Fate::Rejected
         } else if self.waiting(tenant) == 0 && self.in_flight(tenant) < limit {
             *self.in_flight.entry(tenant).or_default() += 1;
             Fate::Granted
@@ -93,7 +93,7 @@ impl Reference {
             self.queue.entry(tenant).or_default().push_back(id);
             Fate::Waits
         } else {
-            Fate::Refused
+            Fate::Rejected
         };
         self.fates.insert(id, fate);
         fate
@@ -112,7 +112,7 @@ impl Reference {
                 .unwrap()
                 .retain(|other| *other != id),
             Fate::Granted => self.release(tenant),
-            Fate::Refused => {}
+            Fate::Rejected => {}
         }
     }
 
@@ -124,7 +124,7 @@ impl Reference {
         while !queue.is_empty() && (limit == 0 || *in_flight < limit) {
             let id = queue.pop_front().unwrap();
             let fate = if limit == 0 {
-                Fate::Refused
+                Fate::Rejected
             } else {
                 Fate::Granted
             };
@@ -229,7 +229,7 @@ impl Run {
                 assert_eq!(fate, Fate::Granted);
                 self.permits.push((tenant, permit));
             }
-            Poll::Ready(Err(_)) => assert_eq!(fate, Fate::Refused),
+            Poll::Ready(Err(_)) => assert_eq!(fate, Fate::Rejected),
             Poll::Pending => {
                 assert_eq!(fate, Fate::Waits);
                 self.waiting.push((tenant, id, request));
@@ -244,7 +244,7 @@ impl Run {
                 assert_eq!(self.reference.arrive(tenant, id, 0), Fate::Granted);
                 self.permits.push((tenant, permit));
             }
-            Err(_) => assert_eq!(self.reference.arrive(tenant, id, 0), Fate::Refused),
+            Err(_) => assert_eq!(self.reference.arrive(tenant, id, 0), Fate::Rejected),
         }
     }
 
@@ -258,7 +258,7 @@ impl Run {
                 assert_eq!(self.reference.fates[&id], Fate::Granted);
                 self.permits.push((tenant, permit));
             }
-            Poll::Ready(Err(_)) => assert_eq!(self.reference.fates[&id], Fate::Refused),
+            Poll::Ready(Err(_)) => assert_eq!(self.reference.fates[&id], Fate::Rejected),
             Poll::Pending => {
                 assert_eq!(self.reference.fates[&id], Fate::Waits);
                 self.waiting.insert(index, (tenant, id, request));

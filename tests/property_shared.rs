@@ -150,7 +150,7 @@ impl Run {
         }
     }
 
-    /// Takes what was granted or refused meanwhile. A grant goes to the first of its tenant.
+    /// Takes what was granted or rejected meanwhile. A grant goes to the first of its tenant.
     fn collect(&mut self) {
         let mut still_waiting = Vec::new();
         for (tenant, mut request) in std::mem::take(&mut self.waiting) {

@@ -66,9 +66,9 @@ fn a_newcomer_does_not_pass_a_waiter_that_was_granted_a_slot() {
     let mut waiter = task::spawn(limiter.acquire(&"T"));
     assert_pending!(waiter.poll());
     drop(first);
-    let refused = limiter.try_acquire(&"T").unwrap_err();
-    assert_eq!(refused.reason(), RejectReason::AtLimit);
-    assert_eq!((refused.in_flight(), refused.waiting()), (2, 0));
+    let rejected = limiter.try_acquire(&"T").unwrap_err();
+    assert_eq!(rejected.reason(), RejectReason::AtLimit);
+    assert_eq!((rejected.in_flight(), rejected.waiting()), (2, 0));
     drop(assert_ready_ok!(waiter.poll()));
     drop((second, waiter));
     wind_up(&limiter, "T", 2, 2);
@@ -76,7 +76,7 @@ fn a_newcomer_does_not_pass_a_waiter_that_was_granted_a_slot() {
 
 // QP3
 #[tokio::test(start_paused = true)]
-async fn a_waiter_is_refused_when_its_time_is_up_and_its_place_is_free_then() {
+async fn a_waiter_is_rejected_when_its_time_is_up_and_its_place_is_free_then() {
     for wait in [Duration::from_millis(1), Duration::from_millis(200)] {
         let overflow = Overflow::queue(1).max_wait(wait);
         let limiter = TenantLimiter::new(1).overflow(overflow);

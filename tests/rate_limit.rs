@@ -1,4 +1,4 @@
-//! The `RateLimit` header fields of admitted and refused requests.
+//! The `RateLimit` header fields of admitted and rejected requests.
 #![cfg(feature = "http")]
 
 mod support;
@@ -51,7 +51,7 @@ async fn an_admitted_request_is_told_its_limit_and_how_many_more_it_may_have() {
 }
 
 #[tokio::test]
-async fn a_refused_request_is_told_that_there_are_none_and_when_to_come_back() {
+async fn a_rejected_request_is_told_that_there_are_none_and_when_to_come_back() {
     let layer = layer(1);
     let _running = layer.limiter().try_acquire("a").unwrap();
     let response = layer.layer(service_fn(inner)).oneshot(request("a")).await;
@@ -101,7 +101,7 @@ async fn a_caller_that_is_admitted_beyond_a_limit_that_is_pretended_is_told_that
 }
 
 #[tokio::test]
-async fn requests_that_are_not_limited_or_refused_for_other_reasons_are_told_nothing() {
+async fn requests_that_are_not_limited_or_rejected_for_other_reasons_are_told_nothing() {
     let bypassing = layer(1).missing(MissingTenant::Bypass);
     let nameless = Request::new(String::new());
     let response = bypassing.layer(service_fn(inner)).oneshot(nameless).await;
@@ -137,13 +137,13 @@ async fn policies_of_the_inner_service_stay() {
 
 #[tokio::test]
 async fn without_the_setting_nothing_is_told() {
-    let limiter = TenantLimiter::new(1).overflow(Overflow::shed());
+    let limiter = TenantLimiter::new(1).overflow(Overflow::reject());
     let layer = TenantConcurrencyLayer::with_limiter(limiter, header("x-tenant-id")).http();
     let running = layer.layer(service_fn(inner)).oneshot(request("a")).await;
     let running = running.unwrap();
     assert_eq!(fields(running.headers()), (vec![], vec![]));
-    let refused = layer.layer(service_fn(inner)).oneshot(request("a")).await;
-    assert_eq!(fields(refused.unwrap().headers()), (vec![], vec![]));
+    let rejected = layer.layer(service_fn(inner)).oneshot(request("a")).await;
+    assert_eq!(fields(rejected.unwrap().headers()), (vec![], vec![]));
 }
 
 #[test]

@@ -95,7 +95,7 @@ async fn the_instance_that_was_readied_is_the_one_that_is_called() {
 
 // PR1
 #[test]
-fn the_instance_that_was_readied_is_called_after_a_refusal_too() {
+fn the_instance_that_was_readied_is_called_after_a_rejection_too() {
     let layer = TenantConcurrencyLayer::new(1, tenant_of);
     let mut service = layer.layer(Strict::default());
     for _ in 0..10 {
@@ -135,7 +135,7 @@ async fn a_buffer_of_one_serves_all_from_inside() {
 
 // PR1
 #[test]
-fn a_refused_or_waiting_request_gives_back_what_being_ready_had_reserved() {
+fn a_rejected_or_waiting_request_gives_back_what_being_ready_had_reserved() {
     let gate = Gate::shut();
     let layer = TenantConcurrencyLayer::new(1, tenant_of);
     let queued = layer
@@ -149,10 +149,10 @@ fn a_refused_or_waiting_request_gives_back_what_being_ready_had_reserved() {
     assert_pending!(running.poll());
     // Each of these two takes the second slot of the global limit when it is readied.
     assert_ready_ok!(task::spawn(shedding.ready()).poll());
-    let mut refused = task::spawn(shedding.call("T"));
+    let mut rejected = task::spawn(shedding.call("T"));
     assert_ready_ok!(task::spawn(queueing.ready()).poll());
     let mut waiting = task::spawn(queueing.call("T"));
-    assert_ready_err!(refused.poll());
+    assert_ready_err!(rejected.poll());
     assert_pending!(waiting.poll());
     let mut other = call(&shedding, "U");
     assert_pending!(other.poll());
@@ -273,8 +273,8 @@ async fn a_waiting_request_is_polled_no_more_than_it_must() {
         let future = Box::pin(layer.layer(Gate::open()).oneshot("T"));
         requests.spawn(Sparing { future, polls: 0 });
     }
-    while let Some(refused) = requests.join_next().await {
-        let error = refused.unwrap().unwrap_err();
+    while let Some(rejected) = requests.join_next().await {
+        let error = rejected.unwrap().unwrap_err();
         assert_eq!(reason(&error), Some(RejectReason::WaitExpired));
     }
     drop(held);
@@ -311,7 +311,7 @@ fn reason(error: &Error) -> Option<RejectReason> {
 
 // PR9
 #[test]
-fn a_closed_limiter_refuses_who_waits_and_who_comes() {
+fn a_closed_limiter_rejects_who_waits_and_who_comes() {
     let gate = Gate::shut();
     let layer = patient(1);
     let service = layer.layer(gate.clone());

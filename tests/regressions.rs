@@ -262,15 +262,15 @@ fn looking_at_the_figures_of_a_tenant_does_not_keep_it_from_making_room() {
             }
         }
     });
-    let mut refused = 0;
+    let mut rejected = 0;
     for n in 0..200_000u32 {
-        refused += usize::from(limiter.try_acquire(&(n % 2)).is_err());
+        rejected += usize::from(limiter.try_acquire(&(n % 2)).is_err());
     }
     stop.store(true, Ordering::SeqCst);
     monitor.join().unwrap();
     assert_eq!(
-        refused, 0,
-        "refused though nothing was ever in flight beside them"
+        rejected, 0,
+        "rejected though nothing was ever in flight beside them"
     );
 }
 
@@ -406,7 +406,7 @@ async fn a_panicking_on_reject_gives_back_what_being_ready_had_reserved() {
 }
 
 #[test]
-fn a_refused_waiter_tells_the_figures_it_was_refused_on() {
+fn a_rejected_waiter_tells_the_figures_it_was_rejected_on() {
     let limiter = TenantLimiter::<u32>::new(1).overflow(Overflow::queue(8).max_wait(Duration::MAX));
     let _p = limiter.try_acquire(&1).unwrap();
     let mut a = Box::pin(limiter.acquire(&1));

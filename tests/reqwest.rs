@@ -160,8 +160,8 @@ async fn a_body_keeps_the_slot_until_it_ends_fails_or_is_dropped() {
             let mut response = send(&service, request(&receiver, path, "T")).await.unwrap();
             assert_eq!(soon(response.chunk()).await.unwrap().unwrap(), "head");
             for _ in 0..4 {
-                let refused = send(&service, request(&receiver, "/work", "T")).await;
-                assert_eq!(reason(refused), RejectReason::AtLimit);
+                let rejected = send(&service, request(&receiver, "/work", "T")).await;
+                assert_eq!(reason(rejected), RejectReason::AtLimit);
             }
             match ending {
                 Ending::Dropped => drop(response),
@@ -245,14 +245,14 @@ async fn without_hold_body_the_slot_is_free_with_the_head() {
 }
 
 fn reason(result: Result<Response, Error>) -> RejectReason {
-    let refused = result.unwrap_err();
-    assert_eq!(refused.downcast_ref::<Rejected>(), refused.rejected());
-    refused.rejected().unwrap().reason()
+    let rejected = result.unwrap_err();
+    assert_eq!(rejected.downcast_ref::<Rejected>(), rejected.rejected());
+    rejected.rejected().unwrap().reason()
 }
 
 // CO3
 #[tokio::test]
-async fn the_kinds_of_refusal_are_told_apart_and_open_no_connection() {
+async fn the_kinds_of_rejection_are_told_apart_and_open_no_connection() {
     for version in VERSIONS {
         let (receiver, layer) = (Receiver::start(Gate::open()).await, queueing(1, 0));
         let service = layer.layer(client(version));
@@ -283,7 +283,7 @@ async fn the_kinds_of_refusal_are_told_apart_and_open_no_connection() {
 
 // CO5
 #[tokio::test]
-async fn errors_and_refusals_of_the_receiver_pass_as_they_are() {
+async fn errors_and_rejections_of_the_receiver_pass_as_they_are() {
     for version in VERSIONS {
         let (receiver, layer) = (Receiver::start(Gate::shut()).await, shedding(1));
         let service = layer.layer(client(version));
@@ -312,7 +312,7 @@ async fn errors_and_refusals_of_the_receiver_pass_as_they_are() {
 
 // CO5
 #[tokio::test]
-async fn a_breaker_can_tell_our_refusals_from_failures() {
+async fn a_breaker_can_tell_our_rejections_from_failures() {
     for version in VERSIONS {
         let (receiver, layer) = (Receiver::start(Gate::shut()).await, shedding(1));
         let service = layer.layer(client(version));
@@ -322,8 +322,8 @@ async fn a_breaker_can_tell_our_refusals_from_failures() {
         until(|| receiver.gate.running("T") == 1).await;
         let mut failures = 0;
         for _ in 0..49 {
-            let refused: BoxError = send().await.unwrap_err();
-            failures += usize::from(!refused.is::<Rejected>());
+            let rejected: BoxError = send().await.unwrap_err();
+            failures += usize::from(!rejected.is::<Rejected>());
         }
         assert_eq!(failures, 0);
         receiver.gate.let_out(1);

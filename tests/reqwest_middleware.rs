@@ -132,13 +132,13 @@ const SHORT: Duration = Duration::from_millis(100);
 
 // CO3
 #[tokio::test]
-async fn a_refusal_is_an_error_that_downcasts_and_nothing_is_sent() {
+async fn a_rejection_is_an_error_that_downcasts_and_nothing_is_sent() {
     let (receiver, limiter) = (Receiver::start(Gate::open()).await, shedding(1));
     let client = client(&limiter);
     let held = limiter.try_acquire(&"T").unwrap();
-    let refused = text(get(&client, &receiver, "/work", "T")).await;
-    let Err(Error::Middleware(error)) = refused else {
-        panic!("not refused by a middleware");
+    let rejected = text(get(&client, &receiver, "/work", "T")).await;
+    let Err(Error::Middleware(error)) = rejected else {
+        panic!("not rejected by a middleware");
     };
     let ours = error.downcast_ref::<Rejected>().unwrap();
     assert_eq!((ours.limit(), ours.in_flight()), (1, 1));
@@ -161,7 +161,7 @@ async fn a_refusal_is_an_error_that_downcasts_and_nothing_is_sent() {
 
 // CO3
 #[tokio::test]
-async fn by_choice_a_refusal_is_a_response() {
+async fn by_choice_a_rejection_is_a_response() {
     let (receiver, limiter) = (Receiver::start(Gate::open()).await, shedding(1));
     let client = builder().with(middleware(&limiter).respond()).build();
     let send = |tenant| {
@@ -198,7 +198,7 @@ async fn by_choice_a_refusal_is_a_response() {
 
 // CO5
 #[tokio::test]
-async fn refusals_and_errors_of_the_receiver_are_not_marked() {
+async fn rejections_and_errors_of_the_receiver_are_not_marked() {
     let (receiver, limiter) = (Receiver::start(Gate::open()).await, shedding(1));
     for client in [
         client(&limiter),
@@ -266,7 +266,7 @@ async fn requests_without_a_tenant_pass_or_share_a_limit_by_choice() {
 
 // KE4
 #[tokio::test]
-async fn a_tenant_that_cannot_be_used_is_refused_though_those_without_one_pass() {
+async fn a_tenant_that_cannot_be_used_is_rejected_though_those_without_one_pass() {
     let (receiver, limiter) = (Receiver::start(Gate::open()).await, shedding(1));
     let tenant = |req: &Request, _: &Extensions| {
         let name = req.headers().get("x-tenant-id").ok_or(NoTenant::Missing)?;
@@ -279,8 +279,8 @@ async fn a_tenant_that_cannot_be_used_is_refused_though_those_without_one_pass()
         .build();
     let request = client.get(receiver.url("/work"));
     let request = request.header("x-tenant-id", HeaderValue::from_bytes(b"T\x80").unwrap());
-    let refused = request.send().await;
-    assert_eq!(reason(refused), RejectReason::InvalidTenant);
+    let rejected = request.send().await;
+    assert_eq!(reason(rejected), RejectReason::InvalidTenant);
     assert_eq!((limiter.bypassed(), limiter.tracked()), (0, 0));
     assert_eq!(
         text(get(&client, &receiver, "/work", "T")).await.unwrap(),
@@ -527,19 +527,19 @@ async fn retry_takes_our_error_for_final() {
         .with(middleware(&limiter).hold(Hold::Head))
         .build();
     let held = limiter.try_acquire(&"A").unwrap();
-    let refused = text(get(&client, &receiver, "/flaky", "A")).await;
-    let refused = refused.unwrap_err();
-    assert_eq!(rejected(&refused).reason(), RejectReason::AtLimit);
+    let result = text(get(&client, &receiver, "/flaky", "A")).await;
+    let error = result.unwrap_err();
+    assert_eq!(rejected(&error).reason(), RejectReason::AtLimit);
     assert_eq!((pauses.begun(), receiver.connections()), (0, 0));
     drop(held);
 
-    // The second attempt is refused.
+    // The second attempt is rejected.
     let a = spawn(get(&client, &receiver, "/flaky", "A"));
     until(|| pauses.begun() == 1).await;
     limiter.close();
-    let refused = a.await.unwrap().unwrap_err();
-    assert_eq!(rejected(&refused).reason(), RejectReason::Closed);
-    let Error::Middleware(error) = refused else {
+    let error = a.await.unwrap().unwrap_err();
+    assert_eq!(rejected(&error).reason(), RejectReason::Closed);
+    let Error::Middleware(error) = error else {
         panic!("an error of the client");
     };
     let error = error.downcast_ref::<RetryError>().unwrap();
@@ -558,10 +558,10 @@ async fn retry_tries_again_after_our_response() {
         .with(middleware(&limiter).respond())
         .build();
     let held = limiter.try_acquire(&"T").unwrap();
-    let refused = soon(get(&client, &receiver, "/work", "T").send()).await;
-    let refused = refused.unwrap();
-    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert!(refused.extensions().get::<Rejected>().is_some());
+    let rejected = soon(get(&client, &receiver, "/work", "T").send()).await;
+    let rejected = rejected.unwrap();
+    assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(rejected.extensions().get::<Rejected>().is_some());
     assert_eq!((pauses.begun(), receiver.connections()), (3, 0));
 
     let later = spawn(get(&client, &receiver, "/work", "T"));
@@ -602,11 +602,11 @@ async fn an_upload_is_streamed_after_its_wait_and_never_cloned() {
     let sent = tokio::spawn(post(&client, &receiver, body));
     until(|| limiter.waiting("T") == 1).await;
 
-    // Refused: dropped unread.
+    // Rejected: dropped unread.
     let (unsent, body, untaken) = upload();
     unsent.send(Bytes::from("never")).unwrap();
-    let refused = post(&client, &receiver, body).await;
-    assert_eq!(reason(refused), RejectReason::QueueFull);
+    let rejected = post(&client, &receiver, body).await;
+    assert_eq!(reason(rejected), RejectReason::QueueFull);
     assert!(unsent.is_closed());
     assert_eq!(untaken.load(SeqCst), 0);
 

@@ -104,9 +104,9 @@ async fn a_request_need_not_be_clone() {
     let held = layer.limiter().try_acquire(&7).unwrap();
     let mut waits = task::spawn(service.clone().oneshot(Upload(Box::new([0; 3]))));
     assert_pending!(waits.poll());
-    let refused = service.oneshot(Upload(Box::new([]))).await.unwrap_err();
+    let rejected = service.oneshot(Upload(Box::new([]))).await.unwrap_err();
     assert_eq!(
-        refused.rejected().unwrap().reason(),
+        rejected.rejected().unwrap().reason(),
         RejectReason::QueueFull
     );
     drop(held);

@@ -93,15 +93,15 @@ fn a_limiter_without_a_runtime_limits_and_queues() {
 
 // SR1
 #[test]
-fn a_wait_that_no_timer_can_end_is_refused_at_once() {
+fn a_wait_that_no_timer_can_end_is_rejected_at_once() {
     let limiter = TenantLimiter::new(1).overflow(Overflow::queue(1));
     let held = limiter.try_acquire(&"T").unwrap();
     let mut waiter = task::spawn(limiter.acquire(&"T"));
     assert_eq!(reason(waiter.poll()), RejectReason::WaitExpired);
     drop(waiter);
     let without_timers = Builder::new_current_thread().build().unwrap();
-    let refused = without_timers.block_on(limiter.acquire(&"T")).unwrap_err();
-    assert_eq!(refused.reason(), RejectReason::WaitExpired);
+    let rejected = without_timers.block_on(limiter.acquire(&"T")).unwrap_err();
+    assert_eq!(rejected.reason(), RejectReason::WaitExpired);
     assert_eq!(limiter.waiting(&"T"), 0);
     drop(held);
     wind_up(&limiter, "T", 1, 1);
@@ -142,7 +142,7 @@ fn requests_that_end_with_their_runtime_leave_no_trace() {
 
 // SR2
 #[test]
-fn a_waiter_that_outlives_its_runtime_is_refused_or_served_but_not_stuck() {
+fn a_waiter_that_outlives_its_runtime_is_rejected_or_served_but_not_stuck() {
     let gate = Gate::shut();
     let layer = static_layer();
     let (limiter, service) = (layer.limiter(), layer.layer(gate.clone()));

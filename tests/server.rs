@@ -96,7 +96,7 @@ async fn expect(answers: &mut JoinSet<Answer>, count: usize, status: StatusCode)
     }
 }
 
-/// 10 requests on 10 connections: 2 run at once, 8 are refused.
+/// 10 requests on 10 connections: 2 run at once, 8 are rejected.
 async fn two_of_ten_run(router: Router, layer: &TestLayer, gate: &Gate, paths: &[&'static str]) {
     let addr = serve(router).await;
     for version in VERSIONS {
@@ -250,8 +250,8 @@ async fn waiting_requests_are_all_served_in_turn() {
         let addr = serve(routes(&gate).layer(layer.clone())).await;
         let mut answers = spawn_gets(addr, version, &["/work", "/other"], "T");
         until(|| layer.limiter().waiting("T") == 8).await;
-        let refused = wire::get(addr, version, "/work", "T").await;
-        assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+        let rejected = wire::get(addr, version, "/work", "T").await;
+        assert_eq!(rejected.status, StatusCode::TOO_MANY_REQUESTS);
         gate.let_out(10);
         expect(&mut answers, 10, StatusCode::OK).await;
         assert_eq!(gate.peak("T"), 2);
@@ -405,8 +405,8 @@ async fn a_streaming_body_keeps_the_slot_until_it_ends_fails_or_is_given_up() {
             stream.send(Ok(Bytes::from("tick"))).unwrap();
             response.frame().await.unwrap().unwrap();
             for _ in 0..4 {
-                let refused = wire::get(addr, version, "/events", "T").await;
-                assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+                let rejected = wire::get(addr, version, "/events", "T").await;
+                assert_eq!(rejected.status, StatusCode::TOO_MANY_REQUESTS);
             }
             assert_eq!(layer.limiter().in_flight("T"), 1);
             match end {
@@ -673,7 +673,7 @@ fn joined(seen: Vec<String>) -> (String, String, Option<String>) {
     )
 }
 
-/// Reads the problem document of a refusal, all members as text.
+/// Reads the problem document of a rejection, all members as text.
 fn problem(answer: &Answer) -> HashMap<String, String> {
     assert_eq!(
         answer.headers[header::CONTENT_TYPE],
@@ -699,12 +699,12 @@ fn retry_after(answer: &Answer) -> Option<u64> {
     Some(value.to_str().unwrap().parse().unwrap())
 }
 
-async fn refusal(layer: &TestLayer, version: Version, tenant: Tenant) -> Answer {
+async fn rejection(layer: &TestLayer, version: Version, tenant: Tenant) -> Answer {
     let addr = serve(routes(&Gate::open()).layer(layer.clone())).await;
     wire::get(addr, version, "/work", tenant).await
 }
 
-fn assert_refused(answer: &Answer, status: StatusCode, reason: &str) {
+fn assert_rejected(answer: &Answer, status: StatusCode, reason: &str) {
     assert_eq!(answer.status, status, "{reason}");
     let problem = problem(answer);
     assert_eq!(problem["reason"], reason);
@@ -719,7 +719,7 @@ fn assert_refused(answer: &Answer, status: StatusCode, reason: &str) {
 
 // CO3
 #[tokio::test]
-async fn a_refusal_has_the_status_and_the_problem_of_its_reason() {
+async fn a_rejection_has_the_status_and_the_problem_of_its_reason() {
     use StatusCode as Status;
     for version in VERSIONS {
         let layer = shedding(1);
@@ -730,27 +730,27 @@ async fn a_refusal_has_the_status_and_the_problem_of_its_reason() {
             .clone()
             .overflow(Overflow::queue(2).max_wait(Duration::from_millis(1)));
         let held = layer.limiter().try_acquire(&"T").unwrap();
-        let answer = refusal(&layer, version, "T").await;
-        assert_refused(&answer, Status::TOO_MANY_REQUESTS, "at_limit");
+        let answer = rejection(&layer, version, "T").await;
+        assert_rejected(&answer, Status::TOO_MANY_REQUESTS, "at_limit");
         let waiter = queue.limiter().clone();
         let waiting = tokio::spawn(async move { waiter.acquire(&"T").await.map(drop) });
         until(|| layer.limiter().waiting("T") == 1).await;
-        let answer = refusal(&queue, version, "T").await;
-        assert_refused(&answer, Status::TOO_MANY_REQUESTS, "queue_full");
-        let answer = refusal(&impatient, version, "T").await;
-        assert_refused(&answer, Status::TOO_MANY_REQUESTS, "wait_expired");
+        let answer = rejection(&queue, version, "T").await;
+        assert_rejected(&answer, Status::TOO_MANY_REQUESTS, "queue_full");
+        let answer = rejection(&impatient, version, "T").await;
+        assert_rejected(&answer, Status::TOO_MANY_REQUESTS, "wait_expired");
         drop(held);
         waiting.await.unwrap().unwrap();
-        let answer = refusal(&shedding(0), version, "T").await;
-        assert_refused(&answer, Status::TOO_MANY_REQUESTS, "paused");
-        let answer = refusal(&shedding(1).max_tenants(0), version, "T").await;
-        assert_refused(&answer, Status::SERVICE_UNAVAILABLE, "table_full");
-        let answer = refusal(&layer, version, "nobody we know").await;
-        assert_refused(&answer, Status::BAD_REQUEST, "missing_tenant");
+        let answer = rejection(&shedding(0), version, "T").await;
+        assert_rejected(&answer, Status::TOO_MANY_REQUESTS, "paused");
+        let answer = rejection(&shedding(1).max_tenants(0), version, "T").await;
+        assert_rejected(&answer, Status::SERVICE_UNAVAILABLE, "table_full");
+        let answer = rejection(&layer, version, "nobody we know").await;
+        assert_rejected(&answer, Status::BAD_REQUEST, "missing_tenant");
         probe(layer.limiter(), "T", 1, 1);
         layer.limiter().close();
-        let answer = refusal(&layer, version, "T").await;
-        assert_refused(&answer, Status::SERVICE_UNAVAILABLE, "closed");
+        let answer = rejection(&layer, version, "T").await;
+        assert_rejected(&answer, Status::SERVICE_UNAVAILABLE, "closed");
     }
 }
 
@@ -773,7 +773,7 @@ async fn a_tenant_header_that_cannot_be_used_is_a_bad_request() {
         for (req, reason) in [(without, "missing_tenant"), (twice, "invalid_tenant")] {
             let response = client.send(req).await.unwrap();
             let answer = Answer::of(response).await.unwrap();
-            assert_refused(&answer, StatusCode::BAD_REQUEST, reason);
+            assert_rejected(&answer, StatusCode::BAD_REQUEST, reason);
         }
         let served = Answer::of(client.get("/work", "T").await.unwrap())
             .await
@@ -785,7 +785,7 @@ async fn a_tenant_header_that_cannot_be_used_is_a_bad_request() {
     assert_eq!(layer.limiter().in_flight("T"), 0);
 }
 
-/// Notes which responses were marked as refusals, outside the layer.
+/// Notes which responses were marked as rejections, outside the layer.
 fn note_marks(router: Router) -> (Router, Arc<Mutex<Vec<bool>>>) {
     let marks = Arc::<Mutex<Vec<bool>>>::default();
     let noted = Arc::clone(&marks);
@@ -799,7 +799,7 @@ fn note_marks(router: Router) -> (Router, Arc<Mutex<Vec<bool>>>) {
 
 // CO5
 #[tokio::test]
-async fn only_refusals_of_the_layer_are_marked() {
+async fn only_rejections_of_the_layer_are_marked() {
     let busy = || std::future::ready(StatusCode::TOO_MANY_REQUESTS);
     for version in VERSIONS {
         let layer = shedding(1);
@@ -830,10 +830,10 @@ async fn a_response_made_by_on_reject_replaces_ours_and_is_marked() {
         let (router, marks) = note_marks(routes(&Gate::open()).layer(layer.clone()));
         let addr = serve(router).await;
         let held = layer.limiter().try_acquire(&"T").unwrap();
-        let refused = wire::get(addr, version, "/work", "T").await;
-        assert_eq!(refused.status, StatusCode::IM_A_TEAPOT);
-        assert_eq!(refused.body, "1 of 1");
-        assert_eq!(retry_after(&refused), Some(1));
+        let rejected = wire::get(addr, version, "/work", "T").await;
+        assert_eq!(rejected.status, StatusCode::IM_A_TEAPOT);
+        assert_eq!(rejected.body, "1 of 1");
+        assert_eq!(retry_after(&rejected), Some(1));
         drop(held);
         let served = wire::get(addr, version, "/work", "T").await;
         assert_eq!(served.status, StatusCode::OK);
@@ -844,7 +844,7 @@ async fn a_response_made_by_on_reject_replaces_ours_and_is_marked() {
 
 // CO4
 #[tokio::test]
-async fn preflights_and_refusals_go_through_cors_outside_of_either_tower_http() {
+async fn preflights_and_rejections_go_through_cors_outside_of_either_tower_http() {
     type Outside = fn(Router) -> Router;
     let outsides: [Outside; 2] = [
         |router| router.layer(CorsLayer::permissive()),

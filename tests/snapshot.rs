@@ -61,11 +61,11 @@ fn a_snapshot_tells_what_the_limiter_tells() {
         let figures = (stats.limit, stats.in_flight, stats.waiting);
         assert_eq!((row.limit, row.in_flight, row.waiting), figures);
         assert_eq!((row.weight, row.share), (None, None));
-        assert_eq!((row.admitted, row.refused), (None, None));
+        assert_eq!((row.admitted, row.rejected), (None, None));
     }
     assert_eq!((snapshot.in_flight, snapshot.waiting), (4, 2));
     assert_eq!((snapshot.tracked, snapshot.bypassed), (3, 0));
-    assert_eq!((snapshot.admitted, snapshot.refused), (None, None));
+    assert_eq!((snapshot.admitted, snapshot.rejected), (None, None));
     assert_eq!((snapshot.capacity, snapshot.closed), (None, false));
     assert_eq!(snapshot.missing, limiter.missing_stats());
 
@@ -95,7 +95,7 @@ fn requests_that_name_no_tenant_are_in_the_totals_and_not_among_the_tenants() {
     let snapshot = layer.limiter().snapshot();
     assert_eq!((snapshot.in_flight, snapshot.waiting), (1, 1));
     assert_eq!((snapshot.missing.limit, snapshot.missing.in_flight), (1, 1));
-    assert_eq!((snapshot.admitted, snapshot.refused), (Some(1), Some(0)));
+    assert_eq!((snapshot.admitted, snapshot.rejected), (Some(1), Some(0)));
     assert_eq!(snapshot.capacity, layer.limiter().capacity_stats());
     assert_eq!(snapshot.tenants, []);
 
@@ -189,21 +189,21 @@ fn shares_divide_the_capacity_between_owners_first() {
 }
 
 #[test]
-fn admitted_and_refused_are_counted_if_asked_for() {
-    let limiter = limiter(1).overflow(Overflow::shed()).count_requests();
+fn admitted_and_rejected_are_counted_if_asked_for() {
+    let limiter = limiter(1).overflow(Overflow::reject()).count_requests();
     let permit = limiter.try_acquire(&"a").unwrap();
     for _ in 0..3 {
         limiter.try_acquire(&"a").unwrap_err();
     }
     drop(limiter.try_acquire(&"b").unwrap());
     let row = of(&limiter, "a");
-    assert_eq!((row.admitted, row.refused), (Some(1), Some(3)));
+    assert_eq!((row.admitted, row.rejected), (Some(1), Some(3)));
     let snapshot = limiter.snapshot();
-    assert_eq!((snapshot.admitted, snapshot.refused), (Some(2), Some(3)));
+    assert_eq!((snapshot.admitted, snapshot.rejected), (Some(2), Some(3)));
     drop(permit);
     wind_up(&limiter, "a", 1, 0);
     assert_eq!(
-        limiter.snapshot().refused,
+        limiter.snapshot().rejected,
         Some(0),
         "the tenants are forgotten"
     );
@@ -211,14 +211,14 @@ fn admitted_and_refused_are_counted_if_asked_for() {
 
 #[test]
 fn a_snapshot_tells_what_is_only_pretended() {
-    let limiter = limiter(1).overflow(Overflow::shed());
+    let limiter = limiter(1).overflow(Overflow::reject());
     let held = ["a", "b"].map(|tenant| limiter.try_acquire(&tenant).unwrap());
     let dry = |tenant| (limiter.snapshot().dry_run, of(&limiter, tenant).dry_run);
     assert_eq!((dry("a"), dry("b")), ((false, false), (false, false)));
     limiter.set_dry_run_of(&"a", true);
     assert_eq!((dry("a"), dry("b")), ((false, true), (false, false)));
     drop(limiter.try_acquire(&"a").unwrap());
-    assert_eq!(limiter.snapshot().would_have_refused, 1);
+    assert_eq!(limiter.snapshot().would_have_rejected, 1);
     limiter.set_dry_run(true);
     limiter.set_dry_run_of(&"a", false);
     assert_eq!((dry("a"), dry("b")), ((true, false), (true, true)));
@@ -226,7 +226,7 @@ fn a_snapshot_tells_what_is_only_pretended() {
     limiter.clear_dry_run_of(&"a");
     assert_eq!((dry("a"), dry("b")), ((false, false), (false, false)));
     drop(held);
-    assert_eq!(limiter.snapshot().would_have_refused, 1);
+    assert_eq!(limiter.snapshot().would_have_rejected, 1);
     forget_all(&limiter);
 }
 
@@ -262,7 +262,7 @@ async fn the_top_are_those_with_the_largest_figures_by_any_column() {
     assert_eq!(first(Column::Weight), "b");
     assert_eq!(first(Column::Share), "b");
     assert_eq!(first(Column::Admitted), "b");
-    assert_eq!(first(Column::Refused), "b");
+    assert_eq!(first(Column::Rejected), "b");
     assert_eq!(first(Column::Idle), "c");
     assert_eq!(
         top(&snapshot, 9, Column::OldestWait),
@@ -462,14 +462,14 @@ async fn a_snapshot_is_serialised_with_times_in_seconds() {
         "tracked": 1,
         "capacity": { "limit": 2, "in_flight": 1, "waiting": 1 },
         "admitted": 1,
-        "refused": 0,
+        "rejected": 0,
         "bypassed": 0,
         "exempted": 0,
         "expired": 0,
         "missing": { "limit": 0, "in_flight": 0, "waiting": 0 },
         "closed": false,
         "dry_run": false,
-        "would_have_refused": 0,
+        "would_have_rejected": 0,
         "tenants": [{
             "tenant": "a",
             "limit": 1,
@@ -480,7 +480,7 @@ async fn a_snapshot_is_serialised_with_times_in_seconds() {
             "weight": 1,
             "share": 2.0,
             "admitted": 1,
-            "refused": 0,
+            "rejected": 0,
             "idle": null,
         }],
     });

@@ -30,7 +30,7 @@ async fn no_duration_is_too_short_or_too_long() {
     }
 }
 
-/// Admits, queues, refuses and evicts with these settings.
+/// Admits, queues, rejects and evicts with these settings.
 async fn use_a_layer(ttl: Duration, period: Duration, wait: Duration) {
     let gate = Gate::shut();
     let layer = TenantConcurrencyLayer::new(1, tenant_of)
@@ -69,7 +69,7 @@ async fn use_a_layer(ttl: Duration, period: Duration, wait: Duration) {
 // TM1
 #[test]
 #[should_panic(expected = "the sweep period is 0")]
-fn a_sweep_period_of_zero_is_refused_where_it_is_set() {
+fn a_sweep_period_of_zero_is_rejected_where_it_is_set() {
     let _ = Evictor::default().every(Duration::ZERO);
 }
 
@@ -79,8 +79,8 @@ async fn a_limiter_may_be_centuries_old() {
     let limiter = TenantLimiter::new(1).evictor(Evictor::default().every(Duration::MAX));
     time::advance(CENTURIES).await;
     let held = limiter.try_acquire(&"T").unwrap();
-    let refused = limiter.try_acquire(&"T").unwrap_err();
-    assert_eq!(refused.retry_after(), Some(Duration::from_secs(1)));
+    let rejected = limiter.try_acquire(&"T").unwrap_err();
+    assert_eq!(rejected.retry_after(), Some(Duration::from_secs(1)));
     time::advance(CENTURIES).await;
     assert!(limiter.try_acquire(&"T").is_err());
     drop(held);

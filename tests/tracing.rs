@@ -1,4 +1,4 @@
-//! What `tracing` is told of refusals and waits.
+//! What `tracing` is told of rejections and waits.
 #![cfg(feature = "tracing")]
 
 mod support;
@@ -63,7 +63,7 @@ fn limiter(trace: Trace<String>) -> TenantLimiter<String> {
 
 // OB5
 #[test]
-fn a_refusal_is_told_at_debug_with_its_figures_and_without_its_tenant() {
+fn a_rejection_is_told_at_debug_with_its_figures_and_without_its_tenant() {
     let lines = Lines::default();
     lines.of(Level::DEBUG, || {
         let limiter = limiter(Trace::new());
@@ -73,7 +73,7 @@ fn a_refusal_is_told_at_debug_with_its_figures_and_without_its_tenant() {
     let told = lines.take();
     assert_eq!(told.lines().count(), 1, "{told}");
     for part in [
-        "DEBUG tower_tenant: request refused",
+        "DEBUG tower_tenant: request rejected",
         "reason=\"at_limit\"",
         "limit=1",
         "in_flight=1",

@@ -82,7 +82,7 @@ async fn assert_echoes<IO: AsyncRead + AsyncWrite + Unpin>(socket: &mut WebSocke
     assert_eq!(answer, Message::from("hello"));
 }
 
-/// Opens a socket over HTTP/1; the status if it is refused.
+/// Opens a socket over HTTP/1; the status if it is rejected.
 async fn open(addr: SocketAddr, tenant: Tenant) -> Result<WebSocketStream<TcpStream>, StatusCode> {
     let mut req = format!("ws://{addr}/ws").into_client_request().unwrap();
     let tenant = tenant.parse().unwrap();
@@ -98,7 +98,7 @@ async fn open(addr: SocketAddr, tenant: Tenant) -> Result<WebSocketStream<TcpStr
     }
 }
 
-/// Opens a socket over HTTP/2, by extended CONNECT; the answer if it is refused.
+/// Opens a socket over HTTP/2, by extended CONNECT; the answer if it is rejected.
 async fn connect(
     client: &mut Client,
     tenant: Tenant,
@@ -129,14 +129,14 @@ async fn http2_client(addr: SocketAddr) -> Client {
 }
 
 #[tokio::test]
-async fn the_third_socket_of_a_tenant_is_refused_before_it_is_upgraded() {
+async fn the_third_socket_of_a_tenant_is_rejected_before_it_is_upgraded() {
     let layer = sharing(2);
     let (addr, calls) = serve_sockets(&layer).await;
     let mut first = open(addr, "T").await.unwrap();
     let mut second = open(addr, "T").await.unwrap();
     for _ in 0..3 {
-        let refused = open(addr, "T").await.unwrap_err();
-        assert_eq!(refused, StatusCode::TOO_MANY_REQUESTS);
+        let rejected = open(addr, "T").await.unwrap_err();
+        assert_eq!(rejected, StatusCode::TOO_MANY_REQUESTS);
     }
     assert_eq!(calls.load(Ordering::Relaxed), 2);
     assert_eq!(layer.limiter().in_flight("T"), 2);
@@ -154,15 +154,15 @@ async fn the_third_socket_of_a_tenant_is_refused_before_it_is_upgraded() {
 }
 
 #[tokio::test]
-async fn over_http_2_the_third_socket_of_a_connection_is_refused_and_the_others_go_on() {
+async fn over_http_2_the_third_socket_of_a_connection_is_rejected_and_the_others_go_on() {
     let layer = sharing(2);
     let (addr, calls) = serve_sockets(&layer).await;
     let mut client = http2_client(addr).await;
     let mut first = connect(&mut client, "T").await.unwrap();
     let mut second = connect(&mut client, "T").await.unwrap();
-    let refused = connect(&mut client, "T").await.unwrap_err();
-    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
-    assert!(refused.headers.contains_key(header::RETRY_AFTER));
+    let rejected = connect(&mut client, "T").await.unwrap_err();
+    assert_eq!(rejected.status, StatusCode::TOO_MANY_REQUESTS);
+    assert!(rejected.headers.contains_key(header::RETRY_AFTER));
     assert_eq!(calls.load(Ordering::Relaxed), 2);
     assert_eq!(layer.limiter().in_flight("T"), 2);
 
@@ -196,8 +196,8 @@ async fn a_socket_that_is_closed_or_cut_frees_its_slot() {
     let (addr, _) = serve_sockets(&layer).await;
     for end in [End::Close, End::HangUp, End::Reset] {
         let mut socket = open(addr, "T").await.unwrap();
-        let refused = open(addr, "T").await.unwrap_err();
-        assert_eq!(refused, StatusCode::TOO_MANY_REQUESTS, "{end:?}");
+        let rejected = open(addr, "T").await.unwrap_err();
+        assert_eq!(rejected, StatusCode::TOO_MANY_REQUESTS, "{end:?}");
         match end {
             End::Close => {
                 socket.close(None).await.unwrap();

@@ -25,7 +25,7 @@ use http_body_util::Empty;
 use tokio::sync::Semaphore;
 use tower::{BoxError, Service};
 
-/// No bench but those of refusals comes near it.
+/// No bench but those of rejections comes near it.
 pub const LIMIT: usize = 64;
 
 pub fn criterion() -> Criterion {
@@ -165,7 +165,7 @@ where
     fn call(&mut self, req: Req) -> Self::Future {
         let found = (self.find)(&self.tenants, &req);
         let Some(permit) = found.and_then(|tenant| tenant.try_acquire_owned().ok()) else {
-            return Box::pin(ready(Err("refused".into())));
+            return Box::pin(ready(Err("rejected".into())));
         };
         let future = Trivial.call(req);
         Box::pin(async move {
@@ -198,7 +198,7 @@ impl Service<u64> for Governed {
     fn call(&mut self, req: u64) -> Self::Future {
         match self.0.check_key(&req) {
             Ok(()) => ready(Ok(req)),
-            Err(_) => ready(Err("refused".into())),
+            Err(_) => ready(Err("rejected".into())),
         }
     }
 }

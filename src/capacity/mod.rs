@@ -17,7 +17,7 @@ use crate::capacity::{owners::OwnerBook, pool::Owner};
 /// time; how long requests take does not matter, nor how many tenants come and go.
 ///
 /// For a tenant to get its share, its requests must be allowed to wait a moment: let the overflow
-/// policy [queue](crate::Overflow::queue). A limiter that sheds refuses whoever finds the capacity
+/// policy [queue](crate::Overflow::queue). A limiter that sheds rejects whoever finds the capacity
 /// in use.
 ///
 /// # Examples
@@ -47,7 +47,7 @@ impl<K> Capacity<K> {
     /// Makes a capacity of `slots` requests in flight, and no bound on how many wait over all
     /// tenants.
     ///
-    /// With 0, all wait or are refused. Numbers above 2 147 483 647 are taken as that.
+    /// With 0, all wait or are rejected. Numbers above 2 147 483 647 are taken as that.
     #[must_use]
     pub fn of(slots: usize) -> Self {
         Self {
@@ -61,7 +61,7 @@ impl<K> Capacity<K> {
     /// Bounds how many requests wait over all tenants, beside the queue of each.
     ///
     /// When the queue is full, a newcomer takes the place of the newest waiter of the tenant that
-    /// has most waiting for its weight; if that is the tenant of the newcomer, it is refused.
+    /// has most waiting for its weight; if that is the tenant of the newcomer, it is rejected.
     #[must_use]
     pub fn queue(self, len: usize) -> Self {
         Self {

@@ -84,7 +84,7 @@ pub(crate) struct Pool<T> {
     is_pretended: AtomicBool,
     line: Mutex<Line<T>>,
     // Of requests whose tenants are below their own limits.
-    refusals: Backoff,
+    rejections: Backoff,
     home: sync::Arc<Home>,
 }
 
@@ -121,7 +121,7 @@ pub(crate) enum Answer {
     Entered(Entered),
     MayWait,
     /// Its tenant is full, as the word shows, or else the capacity is in use.
-    Refused(Word),
+    Rejected(Word),
 }
 
 /// What is to be done with a newcomer, decided under the lock of the line.
@@ -145,7 +145,7 @@ impl<T: Ticket> Pool<T> {
             level: AtomicU64::new(Level(0).with_capacity(capacity).0),
             is_pretended: AtomicBool::new(false),
             line: Mutex::new(line),
-            refusals: Backoff::new(),
+            rejections: Backoff::new(),
             home,
         }
     }
@@ -303,9 +303,9 @@ impl<T: Ticket> Share<T> {
         self.owner.as_ref()
     }
 
-    /// The refusals of requests that were kept out by what all share.
-    pub(crate) fn refusals(&self) -> &Backoff {
-        &self.pool.refusals
+    /// The rejections of requests that were kept out by what all share.
+    pub(crate) fn rejections(&self) -> &Backoff {
+        &self.pool.rejections
     }
 
     /// Takes both slots, or neither. One exchange more than without a pool if nobody waits.
@@ -324,22 +324,22 @@ impl<T: Ticket> Share<T> {
             }
         }
         let word = gate.word();
-        if word.refuses(places) {
-            return Answer::Refused(word);
+        if word.rejects(places) {
+            return Answer::Rejected(word);
         }
         if places > 0 {
             return Answer::MayWait;
         }
-        self.enter_or_refuse(gate)
+        self.enter_or_reject(gate)
     }
 
     /// Decides about a request that does not wait, knowing of everybody who does.
-    fn enter_or_refuse(&self, gate: &Gate) -> Answer {
+    fn enter_or_reject(&self, gate: &Gate) -> Answer {
         loop {
             let mut line = lock(&self.pool.line);
             match self.decide(&mut line, gate) {
                 Verdict::Entered(entered) => return Answer::Entered(entered),
-                Verdict::Waits(word) => return Answer::Refused(word),
+                Verdict::Waits(word) => return Answer::Rejected(word),
                 Verdict::Owed => drop(line),
             }
             self.pool.serve();
@@ -361,9 +361,9 @@ impl<T: Ticket> Share<T> {
                     contain(|| drop(waker));
                     return Joined::Entered(entered);
                 }
-                Verdict::Waits(word) if word.refuses(places) || word.waiting() >= places => {
+                Verdict::Waits(word) if word.rejects(places) || word.waiting() >= places => {
                     self.pool.calm(&mut line);
-                    return Joined::Refused(word);
+                    return Joined::Rejected(word);
                 }
                 Verdict::Waits(word) => return self.line_up(line, gate, word, waker, ticket),
                 Verdict::Owed => {
@@ -396,7 +396,7 @@ impl<T: Ticket> Share<T> {
                 self.pool.calm(&mut line);
                 // Before the waker, which is code of the user.
                 drop(line);
-                return Joined::Refused(word);
+                return Joined::Rejected(word);
             }
             // A member that wants nothing yet may have been forgotten meanwhile.
             id = self.member(&mut line, gate, 0);
@@ -500,14 +500,14 @@ impl<T: Ticket> Share<T> {
         still: impl FnOnce() -> bool,
     ) -> bool {
         let mut line = lock(&self.pool.line);
-        let Some(refused) = gate.change(change, still) else {
+        let Some(rejected) = gate.change(change, still) else {
             return false;
         };
         let released = self.release_dry(gate);
-        let spent = self.stop_waiting(&mut line, gate, refused.len() + released.len());
+        let spent = self.stop_waiting(&mut line, gate, rejected.len() + released.len());
         drop(line);
         drop(spent);
-        refused.wake();
+        rejected.wake();
         for waiter in released {
             waiter.wake();
         }
@@ -545,11 +545,11 @@ impl<T: Ticket> Share<T> {
     /// See [`Gate::close`].
     pub(crate) fn close(&self, gate: &Gate) {
         let mut line = lock(&self.pool.line);
-        let refused = gate.close();
-        let spent = self.stop_waiting(&mut line, gate, refused.len());
+        let rejected = gate.close();
+        let spent = self.stop_waiting(&mut line, gate, rejected.len());
         drop(line);
         drop(spent);
-        refused.wake();
+        rejected.wake();
     }
 
     /// Changes the weight if `still` holds under the lock of the line.

@@ -12,7 +12,7 @@
 /// # let layer: TenantConcurrencyLayer<u64, _> = layer;
 /// ```
 ///
-/// A closure that goes with [`Bypass`](Self::Bypass): a key that is not text is refused.
+/// A closure that goes with [`Bypass`](Self::Bypass): a key that is not text is rejected.
 ///
 /// ```
 /// # #[cfg(feature = "http")] {
@@ -31,11 +31,11 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MissingTenant {
-    /// It is refused.
+    /// It is rejected.
     #[default]
-    Refuse,
+    Reject,
     /// It is let through unlimited, and counted. One that names its tenant in a way that cannot be
-    /// used is refused: a caller must not get round its limit by naming itself twice.
+    /// used is rejected: a caller must not get round its limit by naming itself twice.
     ///
     /// With a closure of your own that holds only if the closure tells the two apart: `None` always
     /// says that there is no tenant, even where a name was there and was not text. Return

@@ -53,15 +53,15 @@ pub(crate) enum Joined {
     Entered(Entered),
     /// With the gate as it was before.
     Waiting(Arc<Waiter>, Word),
-    Refused(Word),
+    Rejected(Word),
 }
 
-/// Waiters that were refused and do not know yet.
+/// Waiters that were rejected and do not know yet.
 #[derive(Debug, Default)]
 #[must_use = "they have to be woken"]
-pub(crate) struct Refused(Queue);
+pub(crate) struct RejectedWaiters(Queue);
 
-impl Refused {
+impl RejectedWaiters {
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
@@ -136,7 +136,7 @@ impl Gate {
         loop {
             match self.try_enter() {
                 Ok(entered) => return Joined::Entered(entered),
-                Err(word) if word.refuses(places) => return Joined::Refused(word),
+                Err(word) if word.rejects(places) => return Joined::Rejected(word),
                 Err(_) => {}
             }
             if let Ok((waiter, word)) = self.line_up(places, waker.clone(), since) {
@@ -145,7 +145,7 @@ impl Gate {
         }
     }
 
-    /// Takes a place in the line, unless there is room by now or a reason to refuse.
+    /// Takes a place in the line, unless there is room by now or a reason to reject.
     fn line_up(
         &self,
         places: usize,
@@ -153,7 +153,7 @@ impl Gate {
         since: u64,
     ) -> Result<(Arc<Waiter>, Word), Waker> {
         let mut queue = self.lock();
-        let waits = |word: Word| !(word.admits_own() || word.owes() || word.refuses(places));
+        let waits = |word: Word| !(word.admits_own() || word.owes() || word.rejects(places));
         match self.update(|word| waits(word).then(|| word.joined())) {
             Some(word) => Ok((append(&mut queue, waker, since), word)),
             None => Err(waker),
@@ -213,7 +213,7 @@ impl Gate {
     }
 
     /// Changes the limit, or whether it is meant, if `still` holds under the lock that every waiter
-    /// passes; returns who is refused by that and has to be woken, which is all who wait if the
+    /// passes; returns who is rejected by that and has to be woken, which is all who wait if the
     /// limit is 0 and meant.
     ///
     /// A cut takes effect as requests leave, before any waiter enters.
@@ -221,7 +221,7 @@ impl Gate {
         &self,
         change: impl Fn(Word) -> Word,
         still: impl FnOnce() -> bool,
-    ) -> Option<Refused> {
+    ) -> Option<RejectedWaiters> {
         let queue = self.lock();
         if !still() {
             return None;
@@ -231,15 +231,15 @@ impl Gate {
             return Some(self.expel(queue, change));
         }
         self.update(|word| Some(change(word)));
-        Some(Refused::default())
+        Some(RejectedWaiters::default())
     }
 
-    /// Refuses all who come, and all who wait; returns those to be woken.
-    pub(crate) fn close(&self) -> Refused {
+    /// Rejects all who come, and all who wait; returns those to be woken.
+    pub(crate) fn close(&self) -> RejectedWaiters {
         self.expel(self.lock(), Word::closed)
     }
 
-    /// Refuses all who come; those who wait are served as before.
+    /// Rejects all who come; those who wait are served as before.
     pub(crate) fn close_to_newcomers(&self) {
         self.update(|word| Some(word.closed()));
     }
@@ -258,12 +258,16 @@ impl Gate {
             .is_some()
     }
 
-    fn expel(&self, mut queue: MutexGuard<'_, Queue>, change: impl Fn(Word) -> Word) -> Refused {
+    fn expel(
+        &self,
+        mut queue: MutexGuard<'_, Queue>,
+        change: impl Fn(Word) -> Word,
+    ) -> RejectedWaiters {
         self.update(|word| Some(change(word.without_waiting())));
         for waiter in queue.iter() {
-            waiter.decide(Outcome::Refused(self.word()));
+            waiter.decide(Outcome::Rejected(self.word()));
         }
-        Refused(std::mem::take(&mut *queue))
+        RejectedWaiters(std::mem::take(&mut *queue))
     }
 
     /// Hands every free slot to the waiter who has waited longest.

@@ -112,7 +112,7 @@ impl Word {
 
     /// A newcomer may neither enter nor join a queue of `queue` places.
     #[inline]
-    pub(crate) fn refuses(self, queue: usize) -> bool {
+    pub(crate) fn rejects(self, queue: usize) -> bool {
         self.is_closed() || self.is_paused() || (!self.has_room() && self.waiting() >= queue)
     }
 

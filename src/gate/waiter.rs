@@ -20,7 +20,7 @@ pub(crate) enum Outcome {
     /// A slot was taken on behalf of the waiter.
     Granted,
     /// The gate was closed or paused, as the word shows; no slot was taken.
-    Refused(Word),
+    Rejected(Word),
     /// All places to wait were taken, and it was the turn of its tenant to give one up.
     Displaced(Word),
 }

@@ -21,7 +21,7 @@ use crate::{
 
 pin_project! {
     /// A response body that keeps the permit of its request until it ends, fails or is dropped,
-    /// whichever is first; or the body of a refusal.
+    /// whichever is first; or the body of a rejection.
     ///
     /// It ends with the frame after which the inner body says that it has ended. Frames, size hint
     /// and end of stream are those of the inner body. Dropped when all of the response was handed

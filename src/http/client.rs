@@ -1,4 +1,4 @@
-//! Refusals as errors, and permits held by response bodies: for clients.
+//! Rejections as errors, and permits held by response bodies: for clients.
 
 use http::Response;
 use http_body::Body;
@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
-    /// Leaves refusals errors, as clients want them, but holds the permit to the end of the body
+    /// Leaves rejections errors, as clients want them, but holds the permit to the end of the body
     /// of the HTTP response.
     ///
     /// With the feature `reqwest` it works on the responses of a `reqwest::Client` too.
@@ -27,7 +27,7 @@ impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
     }
 }
 
-/// Refusals are errors; the permit is held to the end of the body of the HTTP response.
+/// Rejections are errors; the permit is held to the end of the body of the HTTP response.
 ///
 /// Made by [`TenantConcurrencyLayer::hold_body`].
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +55,7 @@ where
         held_by_body(result, Asked::default(), permit.map(Slot::Sole)).map_err(Error::inner)
     }
 
-    fn refuse(&self, _: &Req, rejected: Rejected) -> Result<Self::Response, Error> {
+    fn reject(&self, _: &Req, rejected: Rejected) -> Result<Self::Response, Error> {
         Err(rejected.into())
     }
 

@@ -1,4 +1,4 @@
-//! Refusals of gRPC requests as gRPC statuses.
+//! Rejections of gRPC requests as gRPC statuses.
 
 use http::{HeaderMap, Response, StatusCode, header};
 use tonic::{Code, Status, server::NamedService};
@@ -10,9 +10,9 @@ use crate::{
 };
 
 impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
-    /// Answers refused gRPC requests with a gRPC status, and all others as before.
+    /// Answers rejected gRPC requests with a gRPC status, and all others as before.
     ///
-    /// | refused for | code |
+    /// | rejected for | code |
     /// |---|---|
     /// | the limit, the queue or the wait of the tenant | 8 RESOURCE_EXHAUSTED |
     /// | the shared capacity, a closed limiter, or a full table | 14 UNAVAILABLE |
@@ -21,13 +21,13 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     /// The answer is trailers-only, with HTTP 200. Unless the code is 3, its metadata says how long
     /// to stay away: as `grpc-retry-pushback-ms`, which the retries of gRPC itself go by
     /// ([A6](https://github.com/grpc/proposal/blob/master/A6-client-retries.md)), and as the
-    /// `Retry-After` of every refusal.
+    /// `Retry-After` of every rejection.
     ///
     /// A request is one of gRPC if its content type is `application/grpc`, whatever comes after a
     /// `+` or `;`. One of gRPC-Web is not: put the layer that translates it outside. Responses of
     /// your own for the others are set before, by [`on_reject`](TenantConcurrencyLayer::on_reject).
     ///
-    /// Around a client it turns refusals into statuses; with
+    /// Around a client it turns rejections into statuses; with
     /// [`hold_body`](TenantConcurrencyLayer::hold_body) the [`Rejected`] is the source of a status
     /// with the code 2, as with any error of a layer.
     ///
@@ -52,8 +52,8 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     }
 }
 
-/// The response to a refused request: a gRPC status to one of gRPC, and what `R` makes of the
-/// refusal to any other. Made by [`TenantConcurrencyLayer::grpc`].
+/// The response to a rejected request: a gRPC status to one of gRPC, and what `R` makes of the
+/// rejection to any other. Made by [`TenantConcurrencyLayer::grpc`].
 #[derive(Clone, Copy, Debug)]
 pub struct Grpc<R>(R);
 

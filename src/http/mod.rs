@@ -1,4 +1,4 @@
-//! Refusals as HTTP responses, and permits held by response bodies.
+//! Rejections as HTTP responses, and permits held by response bodies.
 
 pub(crate) mod body;
 pub(crate) mod client;
@@ -40,9 +40,9 @@ pub enum Hold {
 }
 
 impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
-    /// Answers refused requests with a response, and leaves the errors of the inner service alone.
+    /// Answers rejected requests with a response, and leaves the errors of the inner service alone.
     ///
-    /// | refused for | status |
+    /// | rejected for | status |
     /// |---|---|
     /// | the limit, the queue or the wait of the tenant | 429 Too Many Requests |
     /// | the shared capacity, a closed limiter, or a full table | 503 Service Unavailable |
@@ -114,8 +114,8 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     ///
     /// An admitted request is told the limit of its tenant and how many more requests it may have
     /// in flight when the response begins, which is at least one in a [dry
-    /// run](crate::TenantLimiter::set_dry_run); one that is refused for the limit, queue or wait of its
-    /// tenant is told that there are none, and when to come back. Other refusals, and requests that
+    /// run](crate::TenantLimiter::set_dry_run); one that is rejected for the limit, queue or wait of its
+    /// tenant is told that there are none, and when to come back. Other rejections, and requests that
     /// are not limited, are told nothing. What the inner service says of policies of its own stays.
     ///
     /// # Panics
@@ -143,10 +143,10 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
         })
     }
 
-    /// Answers refused requests with what `on_reject` makes of the refusal: a closure
+    /// Answers rejected requests with what `on_reject` makes of the rejection: a closure
     /// `Fn(&Rejected) -> http::Response<B>`, where `B` is the body of the inner service.
     ///
-    /// It is asked for every refusal, those with 503 and 400 too: [`Rejected::status`] tells. The
+    /// It is asked for every rejection, those with 503 and 400 too: [`Rejected::status`] tells. The
     /// response is marked by a [`Rejected`] in its extensions, and has a `Retry-After` unless it
     /// brings its own, all the same.
     ///
@@ -178,7 +178,7 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     }
 }
 
-/// Refusals are HTTP responses; made by [`TenantConcurrencyLayer::http`].
+/// Rejections are HTTP responses; made by [`TenantConcurrencyLayer::http`].
 #[derive(Clone, Copy)]
 pub struct Http<R = Problem> {
     pub(crate) hold: Hold,
@@ -187,11 +187,11 @@ pub struct Http<R = Problem> {
     pub(crate) on_reject: R,
 }
 
-/// Makes the response to a refused request.
+/// Makes the response to a rejected request.
 ///
 /// Closures `Fn(&Rejected) -> http::Response<B>` do.
 pub trait OnReject<B> {
-    /// Returns the response to a refused request that had these headers.
+    /// Returns the response to a rejected request that had these headers.
     fn respond(&self, rejected: &Rejected, headers: &HeaderMap) -> Response<ResponseBody<B>>;
 }
 
@@ -201,7 +201,7 @@ impl<B: Body, F: Fn(&Rejected) -> Response<B>> OnReject<B> for F {
     }
 }
 
-/// The response to a refused request unless another is asked for: status, `Retry-After`, and a
+/// The response to a rejected request unless another is asked for: status, `Retry-After`, and a
 /// small problem document.
 #[derive(Clone, Copy, Debug)]
 pub struct Problem(pub(crate) ());
@@ -220,7 +220,7 @@ impl<B> OnReject<B> for Problem {
 }
 
 impl Rejected {
-    /// Returns the status that goes with the refusal: 429 for the tenant's own limit, queue or
+    /// Returns the status that goes with the rejection: 429 for the tenant's own limit, queue or
     /// wait, 503 for what is not up to the tenant, 400 for a request without a usable tenant.
     #[must_use]
     pub fn status(&self) -> StatusCode {
@@ -257,8 +257,8 @@ fn share(extensions: &mut Extensions, permit: Permit) -> Slot {
     slot
 }
 
-/// Makes the response to a refused request that had these headers, and marks it.
-pub(crate) fn refusal<B>(
+/// Makes the response to a rejected request that had these headers, and marks it.
+pub(crate) fn rejection<B>(
     on_reject: &impl OnReject<B>,
     headers: &HeaderMap,
     rejected: Rejected,
@@ -320,10 +320,10 @@ where
         held_by_body(result, guard.asked, guard.slot)
     }
 
-    fn refuse(&self, req: &Request<Q>, rejected: Rejected) -> Result<Self::Response, E> {
-        let mut response = refusal(&self.on_reject, req.headers(), rejected);
+    fn reject(&self, req: &Request<Q>, rejected: Rejected) -> Result<Self::Response, E> {
+        let mut response = rejection(&self.on_reject, req.headers(), rejected);
         if let Some(policy) = self.policy {
-            rate_limit::refused(response.headers_mut(), policy, &rejected);
+            rate_limit::rejected(response.headers_mut(), policy, &rejected);
         }
         Ok(response)
     }

@@ -19,8 +19,8 @@ pub(crate) fn admitted(headers: &mut HeaderMap, name: &str, limit: usize, remain
     append(headers, SERVICE, format!("\"{name}\";r={remaining}"));
 }
 
-/// Tells that a tenant may have no more for a while, if it is refused for its own limit.
-pub(crate) fn refused(headers: &mut HeaderMap, name: &str, rejected: &Rejected) {
+/// Tells that a tenant may have no more for a while, if it is rejected for its own limit.
+pub(crate) fn rejected(headers: &mut HeaderMap, name: &str, rejected: &Rejected) {
     let Some(delay) = rejected.retry_after() else {
         return;
     };

@@ -7,12 +7,12 @@ use http::{
 
 use crate::inspect::response::Fault;
 
-/// Refuses what a page of another site has asked for, before anything is made of it.
+/// Rejects what a page of another site has asked for, before anything is made of it.
 ///
 /// It can have a browser send a `GET` without asking anybody, as an image or a script, but the
 /// browser tells where that comes from, more or less: `Sec-Fetch-Site` to a loopback address and
 /// over TLS, else `Origin` or `Referer`. What says nothing is a tool.
-pub(super) fn refuse_other_sites<B>(req: &Request<B>) -> Result<(), Fault> {
+pub(super) fn reject_other_sites<B>(req: &Request<B>) -> Result<(), Fault> {
     let headers = req.headers();
     let mut site = headers.get_all("sec-fetch-site").iter();
     let is_told = headers.contains_key("sec-fetch-site");
@@ -35,7 +35,7 @@ fn is_navigation(headers: &HeaderMap) -> bool {
     says("sec-fetch-mode", "navigate") && says("sec-fetch-dest", "document")
 }
 
-/// Refuses a change that a page of another site may have made.
+/// Rejects a change that a page of another site may have made.
 ///
 /// A form there can send neither the header nor the type of content; a script there could only if
 /// this server allowed it, and says where it comes from.

@@ -29,7 +29,7 @@ impl Hosts {
         self.0.push(host);
     }
 
-    /// Refuses a request that is not for one of these hosts.
+    /// Rejects a request that is not for one of these hosts.
     pub(super) fn check(&self, headers: &HeaderMap, uri: &Uri) -> Result<(), Fault> {
         let mut named = headers.get_all(header::HOST).iter();
         let (first, second) = (named.next(), named.next());

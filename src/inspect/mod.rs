@@ -26,7 +26,7 @@ use crate::{
     error::BoxError,
     inspect::{
         change::{Action, Change},
-        guard::refuse_other_sites,
+        guard::reject_other_sites,
         hosts::{Host, Hosts},
         query::Query,
         response::{Answer, Fault, harden, json, page},
@@ -56,11 +56,11 @@ use crate::{
 /// # Hosts and other sites
 ///
 /// It answers to loopback hosts, and to those that [`allow_host`](Self::allow_host) names. Every
-/// other is refused with 403, whatever the path: a page of another site can have its own name lead
+/// other is rejected with 403, whatever the path: a page of another site can have its own name lead
 /// to your address, and would then be free to read and change what you can. A request that names no
-/// host, or has two headers `Host`, is refused with 400. A proxy in front has to leave `Host` alone.
+/// host, or has two headers `Host`, is rejected with 400. A proxy in front has to leave `Host` alone.
 ///
-/// What the page of another site asks for is refused with 403 before any work is done, as far as
+/// What the page of another site asks for is rejected with 403 before any work is done, as far as
 /// the browser tells: by `Sec-Fetch-Site`, `Origin` or `Referer`. Links to the page work.
 ///
 /// # What it costs
@@ -121,7 +121,7 @@ impl<K> Inspect<K> {
     /// A change is a `POST` of `{"tenant": {"name": "acme"}}`, with an `"id"` beside the name if
     /// that is not enough, and for `/limit` with a `"limit"`, where `null` clears it; a limit that is
     /// set during a pause is in force after it. It needs the
-    /// header `x-tower-tenant: 1` and the content type `application/json`, and is refused if the
+    /// header `x-tower-tenant: 1` and the content type `application/json`, and is rejected if the
     /// browser says that it comes from another site.
     ///
     /// | answer | to what |
@@ -131,7 +131,7 @@ impl<K> Inspect<K> {
     /// | 400, 415 | what is sent is not a change |
     /// | 403 | the view is not writable, or the request comes from another site or for another host |
     /// | 404 | no tenant that is tracked, or has a setting of its own, is called so |
-    /// | 409 | several tenants are called so; or a tenant was resumed and has a limit of 0 besides, so it is still refused |
+    /// | 409 | several tenants are called so; or a tenant was resumed and has a limit of 0 besides, so it is still rejected |
     /// | 500 | a key or the function of [`new`](Self::new) panicked |
     #[must_use]
     pub fn writable(self) -> Self {
@@ -205,7 +205,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Inspect<K> {
         B::Error: Into<BoxError>,
     {
         self.hosts.check(req.headers(), req.uri())?;
-        refuse_other_sites(&req)?;
+        reject_other_sites(&req)?;
         let action = match req.uri().path() {
             "" | "/" => return looks(&req).map(|()| page()),
             "/snapshot.json" => {

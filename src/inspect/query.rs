@@ -59,7 +59,7 @@ fn column(name: &str) -> Option<Option<Column>> {
         "weight" => Column::Weight,
         "share" => Column::Share,
         "admitted" => Column::Admitted,
-        "refused" => Column::Refused,
+        "rejected" => Column::Rejected,
         "idle" => Column::Idle,
         _ => return None,
     }))

@@ -23,7 +23,7 @@ use crate::{
     util::{panic::contain, sync::Arc, timer},
 };
 
-/// How a request that is not refused goes on.
+/// How a request that is not rejected goes on.
 pub(crate) enum Attempt {
     Admitted(Permit),
     Waits(Held),
@@ -52,7 +52,7 @@ fn attempt_slowly(held: Held, places: usize) -> Result<Attempt, Rejected> {
             Ok(Attempt::Admitted(Permit::admitted(held, None)))
         }
         Ok(None) => Ok(Attempt::Waits(held)),
-        Err(rejected) => Err(held.refused(rejected, None)),
+        Err(rejected) => Err(held.report_rejected(rejected, None)),
     }
 }
 
@@ -144,9 +144,9 @@ impl Place {
                 self.held.note(Event::Queued);
                 return Poll::Pending;
             }
-            Joined::Refused(word) => self.held.refuse(places, word),
+            Joined::Rejected(word) => self.held.reject_full(places, word),
         };
-        Poll::Ready(Err(self.held.refused(rejected, None)))
+        Poll::Ready(Err(self.held.report_rejected(rejected, None)))
     }
 
     fn poll(&mut self, places: usize, cx: &mut Context<'_>) -> Poll<Result<Permit, Rejected>> {
@@ -165,15 +165,15 @@ impl Place {
     fn expire(&mut self, places: usize) -> Result<Permit, Rejected> {
         match self.waiter.as_ref().and_then(|waiter| self.leave(waiter)) {
             Some(outcome) => self.end(places, outcome),
-            None => self.refuse(self.held.expire()),
+            None => self.reject(self.held.expire()),
         }
     }
 
     fn end(&mut self, places: usize, outcome: Outcome) -> Result<Permit, Rejected> {
         match outcome {
             Outcome::Granted => Ok(self.admit(places)),
-            Outcome::Refused(word) => self.refuse(self.held.reject(RejectReason::Paused, word)),
-            Outcome::Displaced(word) => self.refuse(self.held.refuse(places, word)),
+            Outcome::Rejected(word) => self.reject(self.held.reject(RejectReason::Paused, word)),
+            Outcome::Displaced(word) => self.reject(self.held.reject_full(places, word)),
         }
     }
 
@@ -186,9 +186,9 @@ impl Place {
     }
 
     /// Ends the wait without a slot.
-    fn refuse(&mut self, rejected: Rejected) -> Result<Permit, Rejected> {
+    fn reject(&mut self, rejected: Rejected) -> Result<Permit, Rejected> {
         let waited = self.waiter.take().map(|waiter| self.waited(&waiter));
-        Err(self.held.refused(rejected, waited))
+        Err(self.held.report_rejected(rejected, waited))
     }
 
     /// Leaves the line. What was decided about the wait, if it no longer was in the line.

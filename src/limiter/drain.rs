@@ -1,4 +1,4 @@
-//! The end of a limiter: refusing who comes, and waiting for who is in flight.
+//! The end of a limiter: rejecting who comes, and waiting for who is in flight.
 
 use std::{
     error, fmt,
@@ -37,16 +37,16 @@ impl fmt::Display for Left {
 impl error::Error for Left {}
 
 impl<K> TenantLimiter<K> {
-    /// Refuses all requests from now on, and all that wait.
+    /// Rejects all requests from now on, and all that wait.
     ///
     /// Requests in flight are not touched; [`drain`](Self::drain) waits for them.
     pub fn close(&self) {
         self.shut(Entry::close);
     }
 
-    /// Refuses all requests from now on, and lets those that wait already have their turn.
+    /// Rejects all requests from now on, and lets those that wait already have their turn.
     ///
-    /// [`close`](Self::close) refuses them, too, also later. [`drain`](Self::drain) waits for them
+    /// [`close`](Self::close) rejects them, too, also later. [`drain`](Self::drain) waits for them
     /// and for those in flight.
     ///
     /// # Examples
@@ -114,8 +114,8 @@ impl<K> TenantLimiter<K> {
     /// let running = limiter.try_acquire(&7).unwrap();
     ///
     /// limiter.close();
-    /// let refused = limiter.try_acquire(&7).unwrap_err();
-    /// assert_eq!(refused.reason(), RejectReason::Closed);
+    /// let rejected = limiter.try_acquire(&7).unwrap_err();
+    /// assert_eq!(rejected.reason(), RejectReason::Closed);
     ///
     /// drop(running);
     /// limiter.drain().await;

@@ -100,7 +100,7 @@ impl<K> TenantLimiter<K> {
     /// Bounds how many tenants are tracked, for all handles; by default they are not bounded.
     ///
     /// When the table is full, an idle tenant makes room for a new one. If all are in use the
-    /// newcomer is refused. A search for an idle tenant looks at about a thousand, so that requests
+    /// newcomer is rejected. A search for an idle tenant looks at about a thousand, so that requests
     /// of made-up tenants stay cheap; the next one goes on where it ended.
     #[must_use]
     pub fn max_tenants(self, max: usize) -> Self {
@@ -170,7 +170,7 @@ impl<K> TenantLimiter<K> {
         self
     }
 
-    /// Counts how many requests of each tenant are admitted and refused, for all handles.
+    /// Counts how many requests of each tenant are admitted and rejected, for all handles.
     ///
     /// It costs one more atomic operation per request.
     ///
@@ -316,15 +316,15 @@ impl<K> TenantLimiter<K> {
         }
     }
 
-    /// Refuses a request that names no tenant, unless in a dry run.
-    pub(crate) fn refuse_nameless(&self, why: RejectReason) -> Result<(), Rejected> {
+    /// Rejects a request that names no tenant, unless in a dry run.
+    pub(crate) fn reject_nameless(&self, why: RejectReason) -> Result<(), Rejected> {
         let rejected = Rejected::new(why);
         if self.shared.limits.overall().dry && !self.is_closed() {
-            let event = Event::WouldRefuse { rejected };
+            let event = Event::WouldReject { rejected };
             self.shared.home.tell(&Nameless, event);
             return Ok(());
         }
-        Err(self.shared.home.refuse(rejected, &Nameless))
+        Err(self.shared.home.report_rejected(rejected, &Nameless))
     }
 
     /// Lets a request pass unlimited, unless the limiter is closed.
@@ -361,8 +361,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         match self.attempt(Cow::Borrowed(tenant), 0)? {
             Attempt::Admitted(permit) => Ok(permit),
             Attempt::Waits(held) => {
-                let rejected = held.refuse(0, held.gate.word());
-                Err(held.refused(rejected, None))
+                let rejected = held.reject_full(0, held.gate.word());
+                Err(held.report_rejected(rejected, None))
             }
         }
     }
@@ -456,9 +456,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         sweeper::ensure(&self.shared);
         let table = &self.shared.table;
         let hash = table.hash(&*tenant);
-        // A refusal is read off the entry in passing: a flood should not even hold it.
-        let refusal = |entry: &Entry| entry.refusal(places);
-        let tracked = match table.get_unless(hash, &*tenant, refusal)? {
+        // A rejection is read off the entry in passing: a flood should not even hold it.
+        let rejection = |entry: &Entry| entry.rejection(places);
+        let tracked = match table.get_unless(hash, &*tenant, rejection)? {
             Some(tracked) => {
                 // Before a slot is taken: should its drop panic at the end of the scope, the slot
                 // would be lost with the value that is returned.

@@ -71,7 +71,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// [cleared](Self::clear_limit).
     ///
     /// It takes effect as [`set_limits`](Self::set_limits) tells; 0 pauses the tenant: it is
-    /// refused, and so are those of its requests that wait.
+    /// rejected, and so are those of its requests that wait.
     pub fn set_limit<Q>(&self, tenant: &Q, limit: usize)
     where
         K: Borrow<Q>,
@@ -96,7 +96,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         }
     }
 
-    /// Pauses one tenant until it is [resumed](Self::resume): it is refused, and so are those of
+    /// Pauses one tenant until it is [resumed](Self::resume): it is rejected, and so are those of
     /// its requests that wait. Nothing in flight is touched.
     ///
     /// The pause stays when the tenant is evicted. A limit of its own is kept for the time after.
@@ -109,8 +109,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// let limiter = TenantLimiter::<String>::new(4);
     /// limiter.set_limit("acme", 1);
     /// limiter.pause("acme");
-    /// let refused = limiter.try_acquire("acme").unwrap_err();
-    /// assert_eq!(refused.reason(), RejectReason::Paused);
+    /// let rejected = limiter.try_acquire("acme").unwrap_err();
+    /// assert_eq!(rejected.reason(), RejectReason::Paused);
     ///
     /// limiter.resume("acme");
     /// let _permit = limiter.try_acquire("acme").unwrap();
@@ -143,11 +143,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// Lets the limits of all tenants that have nothing of that kind [themselves](Self::set_dry_run_of)
     /// be pretended only, or meant again.
     ///
-    /// In a dry run of all, nothing is refused and nothing waits: what would have been refused or would
+    /// In a dry run of all, nothing is rejected and nothing waits: what would have been rejected or would
     /// have waited is told to the [`Observer`](crate::Observer), counted by
-    /// [`would_have_refused`](Self::would_have_refused), and admitted, whatever limit, capacity, pause
+    /// [`would_have_rejected`](Self::would_have_rejected), and admitted, whatever limit, capacity, pause
     /// or bound on the table stands against it. Requests without a usable tenant pass unlimited. In
-    /// flight stays exact, and may be more than the limit. A limiter that is closed refuses all the
+    /// flight stays exact, and may be more than the limit. A limiter that is closed rejects all the
     /// same.
     ///
     /// Tenants that find the table full are not tracked while that lasts: their requests are in no
@@ -180,7 +180,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// The dry run of one tenant pretends the limit and the pause of that tenant. What all tenants
     /// share stays shared: its requests wait for the [`capacity`](Self::capacity) as those of others
-    /// do, and get no more of it than their share; a full table refuses it if it is new. Only in a dry
+    /// do, and get no more of it than their share; a full table rejects it if it is new. Only in a dry
     /// run of [all](Self::set_dry_run) are these pretended, too.
     ///
     /// # Examples
@@ -192,7 +192,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// limiter.set_dry_run_of("acme", true);
     /// let permits = [(); 3].map(|()| limiter.try_acquire("acme").unwrap());
     /// assert_eq!(limiter.in_flight("acme"), 3);
-    /// assert_eq!(limiter.would_have_refused(), 2);
+    /// assert_eq!(limiter.would_have_rejected(), 2);
     ///
     /// limiter.clear_dry_run_of("acme");
     /// assert!(limiter.try_acquire("acme").is_err());
@@ -300,11 +300,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         }
     }
 
-    /// Returns how many requests were admitted so far that would have been refused but for a
+    /// Returns how many requests were admitted so far that would have been rejected but for a
     /// [dry run](Self::set_dry_run).
     #[must_use]
-    pub fn would_have_refused(&self) -> u64 {
-        self.shared.home.would_refuse.load(Ordering::Relaxed)
+    pub fn would_have_rejected(&self) -> u64 {
+        self.shared.home.would_reject.load(Ordering::Relaxed)
     }
 
     fn set_own<Q>(&self, tenant: &Q, set: impl FnOnce(&mut Override)) -> Change<K>

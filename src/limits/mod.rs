@@ -19,7 +19,7 @@ use crate::{
 
 /// The limit of each tenant: one number for all, or a function of the tenant.
 ///
-/// 0 pauses a tenant: its requests are refused at once, queue or not, and do not make it tracked.
+/// 0 pauses a tenant: its requests are rejected at once, queue or not, and do not make it tracked.
 /// Numbers above 1 048 575 are taken as that.
 ///
 /// # Examples

@@ -264,7 +264,7 @@ fn a_raise_reaches_whoever_is_about_to_wait() {
 }
 
 #[test]
-fn a_pause_refuses_whoever_is_about_to_wait() {
+fn a_pause_rejects_whoever_is_about_to_wait() {
     explore(|| {
         let limiter = limiter(1);
         let permit = limiter.try_acquire(&TENANT).unwrap();

@@ -120,7 +120,7 @@ fn the_original_releases_what_its_evictor_took_away() {
 
 #[test]
 #[should_panic = "a slot was free"]
-fn the_original_refuses_while_its_evictor_looks() {
+fn the_original_rejects_while_its_evictor_looks() {
     explore(|| {
         let original = Original::new();
         let semaphore = original.semaphore(TENANT);

@@ -31,16 +31,16 @@ use crate::{
 /// use std::sync::{Arc, atomic::{AtomicU64, Ordering}};
 /// use tower_tenant::{Event, TenantLimiter};
 ///
-/// let refusals = Arc::new(AtomicU64::new(0));
-/// let count = Arc::clone(&refusals);
+/// let rejections = Arc::new(AtomicU64::new(0));
+/// let count = Arc::clone(&rejections);
 /// let limiter = TenantLimiter::<String>::new(1).observer(move |_: Option<&String>, event| {
-///     if let Event::Refused { .. } = event {
+///     if let Event::Rejected { .. } = event {
 ///         count.fetch_add(1, Ordering::Relaxed);
 ///     }
 /// });
 /// let permit = limiter.try_acquire("acme");
 /// assert!(limiter.try_acquire("acme").is_err());
-/// assert_eq!(refusals.load(Ordering::Relaxed), 1);
+/// assert_eq!(rejections.load(Ordering::Relaxed), 1);
 /// ```
 pub trait Observer<K>: Send + Sync + 'static {
     /// Notes an event; `tenant` is `None` for requests that name none.
@@ -55,7 +55,7 @@ pub trait Observer<K>: Send + Sync + 'static {
 
 /// What happens to a tenant, or to a request of it.
 ///
-/// Of each request that is limited, one of `Admitted`, `Refused` and `Cancelled` is told, and
+/// Of each request that is limited, one of `Admitted`, `Rejected` and `Cancelled` is told, and
 /// `Released` of each that was admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -77,16 +77,16 @@ pub enum Event {
         /// How long it waited, if it did.
         waited: Option<Duration>,
     },
-    /// A request was refused.
-    Refused {
+    /// A request was rejected.
+    Rejected {
         /// What the caller is told.
         rejected: Rejected,
         /// How long it waited, if it did.
         waited: Option<Duration>,
     },
-    /// In a dry run: a request that is admitted would have been refused. The next event of it is
+    /// In a dry run: a request that is admitted would have been rejected. The next event of it is
     /// `Admitted`, unless no limiter could hold it: it names no tenant.
-    WouldRefuse {
+    WouldReject {
         /// What the caller would have been told.
         rejected: Rejected,
     },

@@ -6,12 +6,12 @@ use tracing::{Span, debug, info, trace, warn};
 
 use crate::observe::{Ending, Event, Observer};
 
-/// Tells `tracing` of refusals, waits and new limits, at `DEBUG` unless said below, under the target `tower_tenant`.
+/// Tells `tracing` of rejections, waits and new limits, at `DEBUG` unless said below, under the target `tower_tenant`.
 ///
 /// | event | fields |
 /// |---|---|
-/// | `request refused` | `reason`, `limit`, `in_flight`, `waiting`, `retry_after`, `waited_ms` |
-/// | `request would be refused` | `reason`, `limit`, `in_flight` |
+/// | `request rejected` | `reason`, `limit`, `in_flight`, `waiting`, `retry_after`, `waited_ms` |
+/// | `request would be rejected` | `reason`, `limit`, `in_flight` |
 /// | `request waited` | `waited_ms` |
 /// | `request left the queue` | `waited_ms` |
 /// | `limit changed`, at `INFO` | `limit`: without it, that for all or a function; without a tenant, for all |
@@ -22,7 +22,7 @@ use crate::observe::{Ending, Event, Observer};
 /// | `slots are not taken back`, at `WARN` | |
 ///
 /// How long a request waited is also recorded in the field `queue_wait_ms` of the current span, if
-/// the span was made with such a field. A flood is a line for each refusal, for whoever asks for
+/// the span was made with such a field. A flood is a line for each rejection, for whoever asks for
 /// `DEBUG`; counting is for metrics.
 ///
 /// The tenant is a field, `tenant`, only by choice: [`tenant`](Self::tenant).
@@ -78,7 +78,7 @@ impl<K: 'static> Observer<K> for Trace<K> {
                     "request waited"
                 );
             }
-            Event::Refused { rejected, waited } => {
+            Event::Rejected { rejected, waited } => {
                 if let Some(waited) = waited {
                     record(waited);
                 }
@@ -91,16 +91,16 @@ impl<K: 'static> Observer<K> for Trace<K> {
                     waiting = rejected.waiting(),
                     retry_after = rejected.retry_after().map(|delay| delay.as_secs()),
                     waited_ms = waited.map(millis),
-                    "request refused"
+                    "request rejected"
                 );
             }
-            Event::WouldRefuse { rejected } => debug!(
+            Event::WouldReject { rejected } => debug!(
                 target: "tower_tenant",
                 tenant = self.name(tenant),
                 reason = rejected.reason().as_str(),
                 limit = rejected.limit(),
                 in_flight = rejected.in_flight(),
-                "request would be refused"
+                "request would be rejected"
             ),
             Event::Cancelled { waited } => debug!(
                 target: "tower_tenant",

@@ -10,7 +10,7 @@ use reqwest_middleware::{Error, Middleware, Next};
 use crate::{
     extract::{IntoTenant, NoTenant, missing::MissingTenant},
     http::{
-        Hold, Problem, refusal,
+        Hold, Problem, rejection,
         slot::{Slot, end},
     },
     limiter::{TenantLimiter, acquire::Acquire, permit::Permit},
@@ -22,9 +22,9 @@ use crate::{
 
 /// Caps how many requests of one tenant a client of reqwest-middleware has in flight.
 ///
-/// A refusal is a [`reqwest_middleware::Error::Middleware`] that downcasts to [`Rejected`], which
+/// A rejection is a [`reqwest_middleware::Error::Middleware`] that downcasts to [`Rejected`], which
 /// reqwest-retry takes for final; [`respond`](Self::respond) makes it a response. An error that has
-/// come through reqwest-retry has the [`Rejected`] among its sources. A refused request is dropped
+/// come through reqwest-retry has the [`Rejected`] among its sources. A rejected request is dropped
 /// unread, and no request is ever cloned or buffered here.
 ///
 /// The permit is held to the end of the response body; [`hold`](Self::hold) changes that. Read or
@@ -53,7 +53,7 @@ use crate::{
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() {
-/// let limiter = TenantLimiter::new(1).overflow(Overflow::shed());
+/// let limiter = TenantLimiter::new(1).overflow(Overflow::reject());
 /// let tenant = |_: &Request, extensions: &Extensions| extensions.get::<Customer>().cloned();
 /// let client = ClientBuilder::new(Client::new())
 ///     .with(TenantMiddleware::new(limiter.clone(), tenant))
@@ -102,7 +102,7 @@ impl<K> TenantMiddleware<K> {
         }
     }
 
-    /// Sets what becomes of a request that names no tenant; by default it is refused.
+    /// Sets what becomes of a request that names no tenant; by default it is rejected.
     ///
     /// The limit of [`MissingTenant::Share`] is shared by all handles of the limiter.
     pub fn missing(self, missing: MissingTenant) -> Self {
@@ -117,7 +117,7 @@ impl<K> TenantMiddleware<K> {
         Self { hold, ..self }
     }
 
-    /// Answers refused requests with the response that
+    /// Answers rejected requests with the response that
     /// [`http`](crate::TenantConcurrencyLayer::http) describes, as if it came from the URL of the
     /// request.
     ///
@@ -146,9 +146,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantMiddleware<K> {
         }
     }
 
-    fn refuse(&self, req: &Request, rejected: Rejected) -> Result<Response, Error> {
+    fn reject(&self, req: &Request, rejected: Rejected) -> Result<Response, Error> {
         if self.responds {
-            let response = refusal(&Problem(()), req.headers(), rejected);
+            let response = rejection(&Problem(()), req.headers(), rejected);
             Ok(respond(response, req.url().clone()))
         } else {
             Err(error(rejected))
@@ -174,7 +174,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Middleware for TenantMiddlewa
     ) -> Result<Response, Error> {
         let permit = match self.admit(&req, extensions).await {
             Ok(permit) => permit,
-            Err(rejected) => return self.refuse(&req, rejected),
+            Err(rejected) => return self.reject(&req, rejected),
         };
         // Dropped by name: what is dropped at the end of a statement or scope leaks its result,
         // and the slots that this may hold, should the drop panic.

@@ -33,7 +33,7 @@ impl<Req, E: Into<BoxError>> Face<Req, Response, E> for BodyErrors {
         held_by_body(result, permit).map_err(Error::inner)
     }
 
-    fn refuse(&self, _: &Req, rejected: Rejected) -> Result<Response, Error> {
+    fn reject(&self, _: &Req, rejected: Rejected) -> Result<Response, Error> {
         Err(rejected.into())
     }
 

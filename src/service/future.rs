@@ -61,7 +61,7 @@ pin_project! {
             // Declared last so that the work is dropped before the slot it stands for is free.
             guard: F::Guard,
         },
-        // Refused, or the inner service failed to get ready.
+        // Rejected, or the inner service failed to get ready.
         Answered {
             answer: Option<Result<F::Response, F::Error>>,
         },
@@ -90,7 +90,7 @@ where
         }
     }
 
-    pub(crate) fn refused(answer: Result<F::Response, F::Error>) -> Self {
+    pub(crate) fn rejected(answer: Result<F::Response, F::Error>) -> Self {
         Self {
             state: State::Answered {
                 answer: Some(answer),
@@ -161,7 +161,7 @@ where
                 work: Some((service, req)),
             },
             (Some(work), Err(rejected)) => {
-                let answer = face.refuse(&work.1, rejected);
+                let answer = face.reject(&work.1, rejected);
                 drop(work);
                 Self::answered(answer)
             }

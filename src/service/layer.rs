@@ -23,7 +23,7 @@ use crate::{
 /// make, share their limits. Wrapping a service clones a handle and does nothing else.
 ///
 /// `K` is the id of a tenant, `X` takes it out of a request ([`ExtractTenant`]), and `F` is how a
-/// refusal looks: an error ([`Errors`], for any request) or, by `http`, a response.
+/// rejection looks: an error ([`Errors`], for any request) or, by `http`, a response.
 ///
 /// [`ExtractTenant`]: crate::ExtractTenant
 ///
@@ -45,8 +45,8 @@ use crate::{
 ///     .service(service_fn(|job: Job| async move { Ok::<_, BoxError>(job.customer) }));
 ///
 /// let running = service.ready().await.unwrap().call(Job { customer: 7 });
-/// let refused = service.ready().await.unwrap().call(Job { customer: 7 }).await;
-/// assert!(refused.unwrap_err().downcast_ref::<Rejected>().is_some());
+/// let rejected = service.ready().await.unwrap().call(Job { customer: 7 }).await;
+/// assert!(rejected.unwrap_err().downcast_ref::<Rejected>().is_some());
 /// assert_eq!(running.await.unwrap(), 7);
 /// # }
 /// ```
@@ -90,7 +90,7 @@ impl<K, X, F> TenantConcurrencyLayer<K, X, F> {
 }
 
 impl<K, X: Clone, F: Clone> TenantConcurrencyLayer<K, X, F> {
-    /// Sets what becomes of a request whose tenant is at its limit; by default it is refused.
+    /// Sets what becomes of a request whose tenant is at its limit; by default it is rejected.
     pub fn overflow(self, overflow: Overflow) -> Self {
         self.map_limiter(|limiter| limiter.overflow(overflow))
     }
@@ -145,7 +145,7 @@ impl<K, X: Clone, F: Clone> TenantConcurrencyLayer<K, X, F> {
         self.map_limiter(|limiter| limiter.evictor(evictor))
     }
 
-    /// Sets what becomes of a request that names no tenant; by default it is refused.
+    /// Sets what becomes of a request that names no tenant; by default it is rejected.
     ///
     /// The limit of [`MissingTenant::Share`] is shared by all handles of the limiter.
     pub fn missing(self, missing: MissingTenant) -> Self {

@@ -1,4 +1,4 @@
-//! How a refusal looks to the caller, and how long an admitted request keeps its permit.
+//! How a rejection looks to the caller, and how long an admitted request keeps its permit.
 
 use crate::{
     error::{BoxError, Error},
@@ -7,7 +7,7 @@ use crate::{
     rejected::Rejected,
 };
 
-/// How a refusal looks to the caller, and how long an admitted request keeps its permit.
+/// How a rejection looks to the caller, and how long an admitted request keeps its permit.
 ///
 /// It is chosen by the methods of [`TenantConcurrencyLayer`](crate::TenantConcurrencyLayer) and
 /// implemented by this crate only.
@@ -27,9 +27,9 @@ pub trait Face<Req, Res, E>: Clone + sealed::Sealed {
     #[doc(hidden)]
     fn finish(guard: Self::Guard, result: Result<Res, E>) -> Result<Self::Response, Self::Error>;
 
-    /// Answers a refused request.
+    /// Answers a rejected request.
     #[doc(hidden)]
-    fn refuse(&self, req: &Req, rejected: Rejected) -> Result<Self::Response, Self::Error>;
+    fn reject(&self, req: &Req, rejected: Rejected) -> Result<Self::Response, Self::Error>;
 
     #[doc(hidden)]
     fn fail(error: E) -> Self::Error;
@@ -39,7 +39,7 @@ pub(crate) mod sealed {
     pub trait Sealed {}
 }
 
-/// Refusals are errors; the permit is held until the inner service has responded.
+/// Rejections are errors; the permit is held until the inner service has responded.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Errors(pub(crate) ());
 
@@ -63,7 +63,7 @@ impl<Req, Res, E: Into<BoxError>> Face<Req, Res, E> for Errors {
         result.map_err(Error::inner)
     }
 
-    fn refuse(&self, _: &Req, rejected: Rejected) -> Result<Res, Error> {
+    fn reject(&self, _: &Req, rejected: Rejected) -> Result<Res, Error> {
         Err(rejected.into())
     }
 

@@ -104,10 +104,10 @@ where
             }
             Err(rejected) => {
                 drop(readied);
-                let answer = face.refuse(&req, rejected);
+                let answer = face.reject(&req, rejected);
                 // Not at the end of the scope, where its panic would leak the answer.
                 drop(req);
-                ResponseFuture::refused(answer)
+                ResponseFuture::rejected(answer)
             }
         }
     }
@@ -140,7 +140,7 @@ impl<S: Clone> Drop for Readied<'_, S> {
     }
 }
 
-/// How a request that is not refused goes on. Without a permit if it is not limited.
+/// How a request that is not rejected goes on. Without a permit if it is not limited.
 pub(crate) enum Passage {
     Open(Option<Permit>),
     Waits(Held),
@@ -201,8 +201,8 @@ fn attempt_without<K>(
             limiter.bypass()?;
             Ok(None)
         }
-        MissingTenant::Bypass | MissingTenant::Refuse => {
-            limiter.refuse_nameless(reason)?;
+        MissingTenant::Bypass | MissingTenant::Reject => {
+            limiter.reject_nameless(reason)?;
             Ok(None)
         }
     }

@@ -28,11 +28,11 @@ pub(crate) struct Home {
     pub(crate) clock: Clock,
     // Who waits for a gate to be idle.
     drains: Mutex<Vec<Arc<Waiter>>>,
-    refusals: Backoff,
+    rejections: Backoff,
     watch: OnceLock<Watch>,
     holds: OnceLock<Holds>,
-    // Refusals of dry runs.
-    pub(crate) would_refuse: AtomicU64,
+    // Rejections of dry runs.
+    pub(crate) would_reject: AtomicU64,
 }
 
 impl Home {
@@ -40,10 +40,10 @@ impl Home {
         Self {
             clock: Clock::new(),
             drains: Mutex::new(Vec::new()),
-            refusals: Backoff::new(),
+            rejections: Backoff::new(),
             watch: OnceLock::new(),
             holds: OnceLock::new(),
-            would_refuse: AtomicU64::new(0),
+            would_reject: AtomicU64::new(0),
         }
     }
 
@@ -72,8 +72,8 @@ impl Home {
 
     /// Tells who watches, if anybody does; `tenant` is a [`Tenant`](crate::util::key::Tenant).
     pub(crate) fn tell(&self, tenant: &dyn Any, event: Event) {
-        if let Event::WouldRefuse { .. } = event {
-            self.would_refuse.fetch_add(1, Ordering::Relaxed);
+        if let Event::WouldReject { .. } = event {
+            self.would_reject.fetch_add(1, Ordering::Relaxed);
         }
         if let Some(watch) = self.watch.get() {
             watch.tell(tenant, event);
@@ -102,19 +102,19 @@ impl Home {
         self.clock.now()
     }
 
-    /// Refuses a request that reached no entry; `tenant` is as in [`tell`](Self::tell).
+    /// Rejects a request that reached no entry; `tenant` is as in [`tell`](Self::tell).
     pub(crate) fn reject(&self, reason: RejectReason, tenant: &dyn Any) -> Rejected {
-        let hint = self.refusals.refuse(&self.clock);
-        self.refuse(
+        let hint = self.rejections.reject(&self.clock);
+        self.report_rejected(
             Rejected::new(reason).with_retry_after(hint.spread()),
             tenant,
         )
     }
 
-    /// Tells of a refusal, and returns it.
-    pub(crate) fn refuse(&self, rejected: Rejected, tenant: &dyn Any) -> Rejected {
+    /// Tells of a rejection, and returns it.
+    pub(crate) fn report_rejected(&self, rejected: Rejected, tenant: &dyn Any) -> Rejected {
         let waited = None;
-        self.tell(tenant, Event::Refused { rejected, waited });
+        self.tell(tenant, Event::Rejected { rejected, waited });
         rejected
     }
 

@@ -19,7 +19,7 @@ use std::time::Duration;
 ///
 /// Slots are taken back by a task. The first slot that is bounded starts it, on the tokio runtime
 /// that is current then; it ends when no slot is held any more, or with the limiter, and is started
-/// again when a request is admitted, refused or made to wait. Where there is no runtime, and once it
+/// again when a request is admitted, rejected or made to wait. Where there is no runtime, and once it
 /// was started on one without a time driver, no slot is taken back.
 ///
 /// The slots of permits that are taken without a layer, and of those that a

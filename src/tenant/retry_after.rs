@@ -1,11 +1,11 @@
-//! How long a refused caller is asked to stay away.
+//! How long a rejected caller is asked to stay away.
 //!
 //! The rule follows the dropped-requests tracker of Kubernetes' API priority and fairness: 1 to
-//! 32 s; the hint doubles after a window (as long as the hint itself) with at least three refusals
+//! 32 s; the hint doubles after a window (as long as the hint itself) with at least three rejections
 //! per second of it, and halves after a window with less than one. The state is one word, touched
-//! only by refusals.
+//! only by rejections.
 //!
-//! Callers that are refused together must not come back together: what each is told is spread over
+//! Callers that are rejected together must not come back together: what each is told is spread over
 //! the upper half of the hint.
 
 use std::ptr;
@@ -17,20 +17,20 @@ use crate::util::{
 
 const MAX_LEVEL: u8 = 5;
 
-/// So many refusals in one window are a flood, for which a recent second will do.
+/// So many rejections in one window are a flood, for which a recent second will do.
 const FLOOD: u32 = 128;
 
 /// No more are counted. A multiple of 16, so that the clock is read there.
 const MAX_REFUSALS: u32 = 0xff_fff0;
 
-/// The start of the running window in seconds, its refusals, and the level: the hint is 2^level.
+/// The start of the running window in seconds, its rejections, and the level: the hint is 2^level.
 #[derive(Debug)]
 pub(crate) struct Backoff(AtomicU64);
 
 #[derive(Clone, Copy)]
 struct Window {
     start: u32,
-    refusals: u32,
+    rejections: u32,
     level: u8,
 }
 
@@ -38,7 +38,7 @@ struct Window {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hint {
     seconds: u32,
-    // Another one for each refusal.
+    // Another one for each rejection.
     turn: u32,
 }
 
@@ -67,16 +67,16 @@ impl Backoff {
         Self(AtomicU64::new(0))
     }
 
-    /// Counts a refusal and returns the hint.
-    pub(crate) fn refuse(&self, clock: &Clock) -> Hint {
-        self.refuse_at(|in_flood| now(clock, in_flood))
+    /// Counts a rejection and returns the hint.
+    pub(crate) fn reject(&self, clock: &Clock) -> Hint {
+        self.reject_at(|in_flood| now(clock, in_flood))
     }
 
-    /// The hint, without a refusal.
+    /// The hint, without a rejection.
     pub(crate) fn hint(&self, clock: &Clock) -> Hint {
         let window = Window::unpack(self.0.load(Ordering::Relaxed));
         let seconds = match window.level {
-            // It would have to be refused to rise.
+            // It would have to be rejected to rise.
             0 => 1,
             _ => window.at(now(clock, window.is_flood())).hint(),
         };
@@ -86,10 +86,10 @@ impl Backoff {
         }
     }
 
-    fn refuse_at(&self, second: impl FnOnce(bool) -> u32) -> Hint {
+    fn reject_at(&self, second: impl FnOnce(bool) -> u32) -> Hint {
         let window = Window::unpack(self.0.load(Ordering::Relaxed));
         let window = window.at(second(window.is_flood())).count();
-        // Of two refusals that race one is not counted: it is a hint.
+        // Of two rejections that race one is not counted: it is a hint.
         self.0.store(window.pack(), Ordering::Relaxed);
         Hint {
             seconds: window.hint(),
@@ -97,10 +97,10 @@ impl Backoff {
         }
     }
 
-    /// Of two tenants whose refusals are counted alike, the turns differ.
+    /// Of two tenants whose rejections are counted alike, the turns differ.
     fn turn(&self, window: Window) -> u32 {
         window
-            .refusals
+            .rejections
             .wrapping_add(ptr::from_ref(self).addr() as u32 >> 4)
     }
 }
@@ -117,16 +117,16 @@ impl Window {
         1 << self.level
     }
 
-    /// Many refusals, and not the one in 16 that looks at the clock itself.
+    /// Many rejections, and not the one in 16 that looks at the clock itself.
     fn is_flood(self) -> bool {
-        self.refusals >= FLOOD && self.refusals % 16 != 0
+        self.rejections >= FLOOD && self.rejections % 16 != 0
     }
 
     /// The window that `now` falls into.
     fn at(self, now: u32) -> Self {
         let mut window = self;
         while window.start < now && now - window.start >= window.hint() {
-            if window.level == 0 && window.refusals == 0 {
+            if window.level == 0 && window.rejections == 0 {
                 window.start = now;
                 break;
             }
@@ -137,35 +137,35 @@ impl Window {
 
     fn next(self) -> Self {
         let hint = self.hint();
-        let level = if self.refusals >= 3 * hint {
+        let level = if self.rejections >= 3 * hint {
             (self.level + 1).min(MAX_LEVEL)
-        } else if self.refusals < hint {
+        } else if self.rejections < hint {
             self.level.saturating_sub(1)
         } else {
             self.level
         };
         Self {
             start: self.start + hint,
-            refusals: 0,
+            rejections: 0,
             level,
         }
     }
 
     fn count(self) -> Self {
         Self {
-            refusals: (self.refusals + 1).min(MAX_REFUSALS),
+            rejections: (self.rejections + 1).min(MAX_REFUSALS),
             ..self
         }
     }
 
     fn pack(self) -> u64 {
-        u64::from(self.start) << 32 | u64::from(self.refusals) << 8 | u64::from(self.level)
+        u64::from(self.start) << 32 | u64::from(self.rejections) << 8 | u64::from(self.level)
     }
 
     fn unpack(word: u64) -> Self {
         Self {
             start: (word >> 32) as u32,
-            refusals: (word >> 8) as u32 & 0xff_ffff,
+            rejections: (word >> 8) as u32 & 0xff_ffff,
             level: word as u8,
         }
     }
@@ -177,31 +177,31 @@ mod tests {
 
     use super::*;
 
-    fn refuse(backoff: &Backoff, second: u32) -> u32 {
-        backoff.refuse_at(|_| second).seconds
+    fn reject(backoff: &Backoff, second: u32) -> u32 {
+        backoff.reject_at(|_| second).seconds
     }
 
-    fn refuse_per_second(backoff: &Backoff, seconds: std::ops::Range<u32>, rate: u32) -> u32 {
+    fn reject_per_second(backoff: &Backoff, seconds: std::ops::Range<u32>, rate: u32) -> u32 {
         let mut hint = 0;
         for second in seconds {
             for _ in 0..rate {
-                hint = refuse(backoff, second);
+                hint = reject(backoff, second);
             }
         }
         hint
     }
 
     #[test]
-    fn the_first_refusal_asks_for_one_second() {
-        assert_eq!(refuse(&Backoff::new(), 0), 1);
-        assert_eq!(refuse(&Backoff::new(), 1_000_000), 1);
+    fn the_first_rejection_asks_for_one_second() {
+        assert_eq!(reject(&Backoff::new(), 0), 1);
+        assert_eq!(reject(&Backoff::new(), 1_000_000), 1);
     }
 
     #[test]
-    fn the_hint_grows_to_its_maximum_while_refusals_go_on() {
+    fn the_hint_grows_to_its_maximum_while_rejections_go_on() {
         let backoff = Backoff::new();
         let hints: Vec<u32> = (0..64)
-            .map(|second| refuse_per_second(&backoff, second..second + 1, 100))
+            .map(|second| reject_per_second(&backoff, second..second + 1, 100))
             .collect();
         assert!(hints.is_sorted());
         assert_eq!(hints.first(), Some(&1));
@@ -209,34 +209,34 @@ mod tests {
     }
 
     #[test]
-    fn a_few_refusals_do_not_raise_the_hint() {
-        assert_eq!(refuse_per_second(&Backoff::new(), 0..100, 2), 1);
+    fn a_few_rejections_do_not_raise_the_hint() {
+        assert_eq!(reject_per_second(&Backoff::new(), 0..100, 2), 1);
     }
 
     #[test]
-    fn the_hint_decays_when_refusals_stop() {
+    fn the_hint_decays_when_rejections_stop() {
         let backoff = Backoff::new();
-        assert_eq!(refuse_per_second(&backoff, 0..64, 100), 32);
-        let later = refuse(&backoff, 64 + 63 + 20);
+        assert_eq!(reject_per_second(&backoff, 0..64, 100), 32);
+        let later = reject(&backoff, 64 + 63 + 20);
         assert!((1..32).contains(&later), "{later}");
-        assert_eq!(refuse(&backoff, 1_000), 1);
+        assert_eq!(reject(&backoff, 1_000), 1);
     }
 
     #[test]
     fn a_clock_that_goes_back_changes_nothing() {
         let backoff = Backoff::new();
-        refuse(&backoff, 100);
-        assert_eq!(refuse(&backoff, 0), 1);
-        assert_eq!(refuse(&backoff, u32::MAX), 1);
+        reject(&backoff, 100);
+        assert_eq!(reject(&backoff, 0), 1);
+        assert_eq!(reject(&backoff, u32::MAX), 1);
     }
 
     #[test]
     fn a_flood_of_any_length_does_not_stop_the_clock() {
         let backoff = Backoff::new();
         for _ in 0..2 * MAX_REFUSALS {
-            refuse(&backoff, 0);
+            reject(&backoff, 0);
         }
-        assert_eq!(refuse(&backoff, 86_400), 1);
+        assert_eq!(reject(&backoff, 86_400), 1);
     }
 
     #[test]
@@ -251,15 +251,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_first_refusal_after_a_silence_asks_for_one_second() {
+    async fn the_first_rejection_after_a_silence_asks_for_one_second() {
         let (backoff, clock) = (Backoff::new(), Clock::new());
         for _ in 0..600 {
-            backoff.refuse(&clock);
+            backoff.reject(&clock);
             tokio::time::advance(std::time::Duration::from_millis(100)).await;
         }
         assert_eq!(backoff.hint(&clock).seconds, 32);
         tokio::time::advance(std::time::Duration::from_secs(3_600)).await;
         assert_eq!(backoff.hint(&clock).seconds, 1);
-        assert_eq!(backoff.refuse(&clock).seconds, 1);
+        assert_eq!(backoff.reject(&clock).seconds, 1);
     }
 }

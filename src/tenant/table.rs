@@ -99,13 +99,13 @@ impl<K> Table<K> {
         Look::new(shard, find(&entries, hash, tenant))
     }
 
-    /// The entry of a tenant, unless `refusal` says that there is no use for it.
+    /// The entry of a tenant, unless `rejection` says that there is no use for it.
     #[inline(always)]
     pub(crate) fn get_unless<Q, R>(
         &self,
         hash: u64,
         tenant: &Q,
-        refusal: impl FnOnce(&Entry) -> Option<R>,
+        rejection: impl FnOnce(&Entry) -> Option<R>,
     ) -> Result<Option<Arc<Tracked<K>>>, R>
     where
         K: Borrow<Q>,
@@ -115,8 +115,8 @@ impl<K> Table<K> {
         let Some(tracked) = find(&entries, hash, tenant) else {
             return Ok(None);
         };
-        match refusal(&tracked.entry) {
-            Some(refusal) => Err(refusal),
+        match rejection(&tracked.entry) {
+            Some(rejection) => Err(rejection),
             None => Ok(Some(Arc::clone(tracked))),
         }
     }

@@ -1,4 +1,4 @@
-//! What time it is: by tokio's clock, which tests may pause, and for refusals in a flood by one
+//! What time it is: by tokio's clock, which tests may pause, and for rejections in a flood by one
 //! that costs a fifth of it.
 
 use std::time::Duration;

@@ -156,7 +156,7 @@ pub fn tenant_of(tenant: &Tenant) -> Option<Tenant> {
 }
 
 /// The full-capacity probe: with nothing running, exactly `limit` requests of the tenant enter,
-/// `queue` wait and the next is refused. Less is a leak, more is a surplus.
+/// `queue` wait and the next is rejected. Less is a leak, more is a surplus.
 pub fn probe<K>(limiter: &TenantLimiter<K>, tenant: K, limit: usize, queue: usize)
 where
     K: Hash + Eq + Clone + Send + Sync + 'static,
@@ -172,15 +172,15 @@ where
             task::spawn(async move { limiter.acquire(&tenant).await })
         })
         .collect();
-    let (mut admitted, mut waiting, mut refused) = (Vec::new(), 0, 0);
+    let (mut admitted, mut waiting, mut rejected) = (Vec::new(), 0, 0);
     for request in &mut requests {
         match request.poll() {
             Poll::Ready(Ok(permit)) => admitted.push(permit),
-            Poll::Ready(Err(_)) => refused += 1,
+            Poll::Ready(Err(_)) => rejected += 1,
             Poll::Pending => waiting += 1,
         }
     }
-    assert_eq!((admitted.len(), waiting, refused), (limit, queue, 1));
+    assert_eq!((admitted.len(), waiting, rejected), (limit, queue, 1));
     assert_eq!(limiter.in_flight(&tenant), limit);
     assert_eq!(limiter.waiting(&tenant), queue);
     drop(requests);
@@ -227,15 +227,15 @@ pub fn wind_up(limiter: &TenantLimiter<Tenant>, tenant: Tenant, limit: usize, qu
     forget_all(limiter);
 }
 
-/// Why a request was refused, which it must be.
+/// Why a request was rejected, which it must be.
 pub fn reason<T: Debug>(poll: Poll<Result<T, impl Into<Error>>>) -> RejectReason {
     match poll {
         Poll::Ready(Err(error)) => {
             let error = error.into();
-            error.rejected().expect("no refusal").reason()
+            error.rejected().expect("no rejection").reason()
         }
         Poll::Ready(Ok(response)) => panic!("served: {response:?}"),
-        Poll::Pending => panic!("neither served nor refused"),
+        Poll::Pending => panic!("neither served nor rejected"),
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) struct Answer {
     /// When it was sent and answered, in seconds of the run.
     pub(crate) sent: f64,
     pub(crate) answered: f64,
-    /// How long the handler worked on it, or none if it was refused.
+    /// How long the handler worked on it, or none if it was rejected.
     pub(crate) worked: Option<f64>,
 }
 

@@ -14,7 +14,7 @@ const ALONE: Range<f64> = QUIET_THERE.end + 0.3..FLOOD_THERE.end;
 
 pub(crate) fn print(runs: &[Run]) {
     println!("                                         latency, ms  wait, ms");
-    println!("                              served/s     p50    p99      p99  refused");
+    println!("                              served/s     p50    p99      p99  rejected");
     for run in runs {
         println!("{}", run.title());
         print_row("one of 7 quiet, no flood yet", run, &CALM, &QUIET);
@@ -28,7 +28,7 @@ pub(crate) fn print(runs: &[Run]) {
 }
 
 fn print_row(name: &str, run: &Run, part: &Range<f64>, tenants: &[&str]) {
-    let (served, refused) = answers(run, part, tenants);
+    let (served, rejected) = answers(run, part, tenants);
     let rate = per_second(served.len(), part) / tenants.len() as f64;
     let latencies = sorted(served.iter().map(|answer| answer.latency()));
     let waits = sorted(served.iter().map(|answer| answer.waited()));
@@ -37,11 +37,11 @@ fn print_row(name: &str, run: &Run, part: &Range<f64>, tenants: &[&str]) {
         percentile(&latencies, 50),
         percentile(&latencies, 99),
         percentile(&waits, 99),
-        refused.len(),
+        rejected.len(),
     );
 }
 
-/// The requests of these tenants that were answered in this part of the run: served and refused.
+/// The requests of these tenants that were answered in this part of the run: served and rejected.
 fn answers<'a>(
     run: &'a Run,
     part: &Range<f64>,

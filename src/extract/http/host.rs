@@ -19,7 +19,7 @@ const MAX_LABEL: usize = 63;
 ///
 /// What is no name of a host is an invalid tenant, such as one with a user in front or a character
 /// that hosts do not have; and so are two `Host` headers, and one that differs from the authority.
-/// A caller can ask for any host: let something in front of the service refuse hosts that are not
+/// A caller can ask for any host: let something in front of the service reject hosts that are not
 /// yours, or bound what made-up tenants cost by
 /// [`max_tenants`](crate::TenantConcurrencyLayer::max_tenants).
 ///

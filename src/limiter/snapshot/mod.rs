@@ -29,9 +29,9 @@ pub struct Snapshot<K> {
     /// How many requests were admitted, as far as their tenants are still tracked; `None` unless
     /// the limiter [counts](TenantLimiter::count_requests).
     pub admitted: Option<u64>,
-    /// How many requests were refused, as far as their tenants are still tracked; `None` unless
+    /// How many requests were rejected, as far as their tenants are still tracked; `None` unless
     /// the limiter [counts](TenantLimiter::count_requests).
-    pub refused: Option<u64>,
+    pub rejected: Option<u64>,
     /// How many requests that name no tenant were let through unlimited.
     pub bypassed: u64,
     /// How many requests were exempt.
@@ -45,8 +45,8 @@ pub struct Snapshot<K> {
     /// Whether the limits of all tenants that have nothing of that kind themselves are only
     /// [pretended](TenantLimiter::set_dry_run).
     pub dry_run: bool,
-    /// How many requests were admitted so far that would have been refused but for a dry run.
-    pub would_have_refused: u64,
+    /// How many requests were admitted so far that would have been rejected but for a dry run.
+    pub would_have_rejected: u64,
     /// The tenants that are tracked, in no particular order.
     pub tenants: Vec<TenantSnapshot<K>>,
 }
@@ -78,9 +78,9 @@ pub struct TenantSnapshot<K> {
     /// How many of its requests were admitted since it is tracked; `None` unless the limiter
     /// [counts](TenantLimiter::count_requests).
     pub admitted: Option<u64>,
-    /// How many of its requests were refused since it is tracked; `None` unless the limiter
+    /// How many of its requests were rejected since it is tracked; `None` unless the limiter
     /// [counts](TenantLimiter::count_requests).
-    pub refused: Option<u64>,
+    pub rejected: Option<u64>,
     /// For how long it has been known to be idle; `None` until a sweep of the
     /// [`Evictor`](crate::Evictor) finds it so.
     #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
@@ -105,8 +105,8 @@ pub enum Column {
     Share,
     /// Its requests that were admitted.
     Admitted,
-    /// Its requests that were refused.
-    Refused,
+    /// Its requests that were rejected.
+    Rejected,
     /// For how long it has been idle.
     Idle,
 }
@@ -155,14 +155,14 @@ impl<K> TenantLimiter<K> {
             tracked: tenants.len(),
             capacity,
             admitted: sum.admitted,
-            refused: sum.refused,
+            rejected: sum.rejected,
             bypassed: self.bypassed(),
             exempted: self.exempted(),
             expired: self.expired(),
             missing: sum.missing,
             closed: self.is_closed(),
             dry_run: self.shared.limits.overall().dry,
-            would_have_refused: self.shared.home.would_refuse.load(Ordering::Relaxed),
+            would_have_rejected: self.shared.home.would_reject.load(Ordering::Relaxed),
             tenants,
         }
     }
@@ -185,14 +185,14 @@ impl<K> Snapshot<K> {
             tracked: self.tracked,
             capacity: self.capacity,
             admitted: self.admitted,
-            refused: self.refused,
+            rejected: self.rejected,
             bypassed: self.bypassed,
             exempted: self.exempted,
             expired: self.expired,
             missing: self.missing,
             closed: self.closed,
             dry_run: self.dry_run,
-            would_have_refused: self.would_have_refused,
+            would_have_rejected: self.would_have_rejected,
             tenants,
         }
     }
@@ -212,7 +212,7 @@ impl<K> TenantSnapshot<K> {
             weight: self.weight,
             share: self.share,
             admitted: self.admitted,
-            refused: self.refused,
+            rejected: self.rejected,
             idle: self.idle,
         }
     }
@@ -230,7 +230,7 @@ impl<K> TenantSnapshot<K> {
             // Numbers that are not negative are in the order of their bits.
             Column::Share => self.share.map(|share| share.to_bits().into()),
             Column::Admitted => self.admitted.map(u128::from),
-            Column::Refused => self.refused.map(u128::from),
+            Column::Rejected => self.rejected.map(u128::from),
             Column::Idle => nanos(self.idle),
         }
     }
@@ -258,7 +258,7 @@ struct Sum {
     in_flight: usize,
     waiting: usize,
     admitted: Option<u64>,
-    refused: Option<u64>,
+    rejected: Option<u64>,
     missing: Stats,
     claims: Claims,
 }
@@ -273,7 +273,7 @@ impl Sum {
             in_flight: 0,
             waiting: 0,
             admitted: counts,
-            refused: counts,
+            rejected: counts,
             missing: Word::new(limit, false).into(),
             claims: Claims::default(),
         };
@@ -292,7 +292,7 @@ impl Sum {
         let word = entry.gate.word();
         let stats = Stats::from(word);
         let oldest = entry.gate.oldest().filter(|_| stats.waiting > 0);
-        let (admitted, refused) = self.count(entry, stats);
+        let (admitted, rejected) = self.count(entry, stats);
         self.claims.add(entry, stats);
         Some(TenantSnapshot {
             tenant,
@@ -304,16 +304,16 @@ impl Sum {
             weight: entry.share().map(|share| share.weight() as usize),
             share: None,
             admitted,
-            refused,
+            rejected,
             idle: entry.idle_for(self.now),
         })
     }
 
-    /// Adds the figures up; returns how many requests were admitted and refused.
+    /// Adds the figures up; returns how many requests were admitted and rejected.
     fn count(&mut self, entry: &Entry, stats: Stats) -> (Option<u64>, Option<u64>) {
         self.in_flight += stats.in_flight;
         self.waiting += stats.waiting;
-        let Some(Counts { admitted, refused }) = entry.counts() else {
+        let Some(Counts { admitted, rejected }) = entry.counts() else {
             return (None, None);
         };
         let add = |sum: &mut Option<u64>, count: u64| {
@@ -322,7 +322,7 @@ impl Sum {
         };
         (
             add(&mut self.admitted, admitted.load(Ordering::Relaxed)),
-            add(&mut self.refused, refused.load(Ordering::Relaxed)),
+            add(&mut self.rejected, rejected.load(Ordering::Relaxed)),
         )
     }
 }

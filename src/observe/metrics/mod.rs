@@ -25,10 +25,10 @@ use crate::{
 /// | `tower_tenant_waiting` | gauge | `limiter` | requests in a line |
 /// | `tower_tenant_tracked` | gauge | `limiter` | tenants tracked |
 /// | `tower_tenant_admitted_total` | counter | `limiter` | requests admitted |
-/// | `tower_tenant_refused_total` | counter | `limiter`, `reason` | requests refused, by [`RejectReason::as_str`] |
+/// | `tower_tenant_rejected_total` | counter | `limiter`, `reason` | requests rejected, by [`RejectReason::as_str`] |
 /// | `tower_tenant_cancelled_total` | counter | `limiter`, `where` | requests dropped by their caller: `queue` or `running` |
 /// | `tower_tenant_expired_total` | counter | `limiter` | requests whose slot was taken back when its time was up |
-/// | `tower_tenant_dry_run_refused_total` | counter | `limiter`, `reason` | requests admitted that would have been refused but for a dry run |
+/// | `tower_tenant_dry_run_rejected_total` | counter | `limiter`, `reason` | requests admitted that would have been rejected but for a dry run |
 /// | `tower_tenant_dry_run_queued_total` | counter | `limiter` | requests admitted that would have had to wait but for a dry run |
 /// | `tower_tenant_evicted_total` | counter | `limiter` | tenants forgotten |
 /// | `tower_tenant_wait_seconds` | histogram | `limiter` | how long those requests waited that had to, however it ended |
@@ -56,8 +56,8 @@ pub struct Metrics {
     waiting: Level,
     tracked: Level,
     admitted: Counter,
-    refused: Reasons,
-    would_refuse: Reasons,
+    rejected: Reasons,
+    would_reject: Reasons,
     would_queue: Counter,
     cancelled_in_queue: Counter,
     cancelled_running: Counter,
@@ -68,7 +68,7 @@ pub struct Metrics {
     limiter: String,
 }
 
-/// A counter for each reason to refuse.
+/// A counter for each reason to reject.
 type Reasons = [Counter; RejectReason::ALL.len()];
 
 impl Metrics {
@@ -88,8 +88,8 @@ impl Metrics {
             waiting: Level::new(table::WAITING.gauge(&of)),
             tracked: Level::new(table::TRACKED.gauge(&of)),
             admitted: table::ADMITTED.counter(&of),
-            refused: reasons(table::REFUSED),
-            would_refuse: reasons(table::WOULD_REFUSE),
+            rejected: reasons(table::REJECTED),
+            would_reject: reasons(table::WOULD_REJECT),
             would_queue: table::WOULD_QUEUE.counter(&of),
             cancelled_in_queue: table::CANCELLED.counter(&[&limiter, "queue"]),
             cancelled_running: table::CANCELLED.counter(&[&limiter, "running"]),
@@ -144,9 +144,9 @@ impl<K> Observer<K> for Metrics {
                 self.in_flight.raise();
                 self.admitted.increment(1);
             }
-            Event::Refused { rejected, waited } => {
+            Event::Rejected { rejected, waited } => {
                 self.waited(waited);
-                count(&self.refused, rejected);
+                count(&self.rejected, rejected);
             }
             Event::Cancelled { waited } => {
                 self.waited(Some(waited));
@@ -154,7 +154,7 @@ impl<K> Observer<K> for Metrics {
             }
             Event::Released { ending, held } => self.released(ending, held),
             Event::WouldQueue => self.would_queue.increment(1),
-            Event::WouldRefuse { rejected } => count(&self.would_refuse, rejected),
+            Event::WouldReject { rejected } => count(&self.would_reject, rejected),
             Event::LimitChanged { .. }
             | Event::CapacityChanged { .. }
             | Event::EvictorStopped

@@ -46,14 +46,14 @@ table! {
         "Tenants tracked.";
     ADMITTED: Counter, Count, "tower_tenant_admitted_total", ["limiter"],
         "Requests admitted.";
-    REFUSED: Counter, Count, "tower_tenant_refused_total", ["limiter", "reason"],
-        "Requests refused.";
+    REJECTED: Counter, Count, "tower_tenant_rejected_total", ["limiter", "reason"],
+        "Requests rejected.";
     CANCELLED: Counter, Count, "tower_tenant_cancelled_total", ["limiter", "where"],
         "Requests dropped by their caller.";
     EXPIRED: Counter, Count, "tower_tenant_expired_total", ["limiter"],
         "Requests whose slot was taken back when its time was up.";
-    WOULD_REFUSE: Counter, Count, "tower_tenant_dry_run_refused_total", ["limiter", "reason"],
-        "Requests admitted that would have been refused but for a dry run.";
+    WOULD_REJECT: Counter, Count, "tower_tenant_dry_run_rejected_total", ["limiter", "reason"],
+        "Requests admitted that would have been rejected but for a dry run.";
     WOULD_QUEUE: Counter, Count, "tower_tenant_dry_run_queued_total", ["limiter"],
         "Requests admitted that would have had to wait but for a dry run.";
     EVICTED: Counter, Count, "tower_tenant_evicted_total", ["limiter"],
@@ -64,8 +64,8 @@ table! {
         "How long slots were held.";
     TENANT_QUEUED: Counter, Count, "tower_tenant_tenant_queued_total", ["limiter", "tenant"],
         "Requests of the tenant that had to wait.";
-    TENANT_REFUSED: Counter, Count, "tower_tenant_tenant_refused_total", ["limiter", "tenant"],
-        "Requests of the tenant that were refused.";
+    TENANT_REJECTED: Counter, Count, "tower_tenant_rejected_by_tenant_total", ["limiter", "tenant"],
+        "Requests of the tenant that were rejected.";
 }
 
 impl Metric {

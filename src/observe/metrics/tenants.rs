@@ -13,16 +13,16 @@ use crate::observe::{Event, Observer, metrics::table};
 /// The tenant that stands for all that have no label of their own.
 const OTHER: &str = "_other";
 
-/// Counts who is at its limit: the requests of single tenants that had to wait or were refused.
+/// Counts who is at its limit: the requests of single tenants that had to wait or were rejected.
 ///
 /// | name | kind | labels | |
 /// |---|---|---|---|
 /// | `tower_tenant_tenant_queued_total` | counter | `limiter`, `tenant` | requests of the tenant that had to wait |
-/// | `tower_tenant_tenant_refused_total` | counter | `limiter`, `tenant` | requests of the tenant that were refused |
+/// | `tower_tenant_rejected_by_tenant_total` | counter | `limiter`, `tenant` | requests of the tenant that were rejected |
 ///
-/// A tenant that is tracked gets a label when one of its requests first waits or is refused, if fewer
+/// A tenant that is tracked gets a label when one of its requests first waits or is rejected, if fewer
 /// than the bound have one; all others are counted as `_other`. A tenant that is evicted gives its
-/// label up. A refusal that leaves its tenant untracked, since its limit is 0, the table full or the
+/// label up. A rejection that leaves its tenant untracked, since its limit is 0, the table full or the
 /// limiter closed, counts as `_other`: made-up names get no label. The facade cannot remove a series: let the
 /// exporter forget those that are idle, if it can.
 pub struct TenantMetrics<K> {
@@ -37,7 +37,7 @@ pub struct TenantMetrics<K> {
 #[derive(Clone)]
 struct Crowded {
     queued: Counter,
-    refused: Counter,
+    rejected: Counter,
 }
 
 impl<K> TenantMetrics<K> {
@@ -97,7 +97,7 @@ impl Crowded {
     fn new(limiter: &str, tenant: &str) -> Self {
         Self {
             queued: table::TENANT_QUEUED.counter(&[limiter, tenant]),
-            refused: table::TENANT_REFUSED.counter(&[limiter, tenant]),
+            rejected: table::TENANT_REJECTED.counter(&[limiter, tenant]),
         }
     }
 }
@@ -106,10 +106,10 @@ impl<K: 'static> Observer<K> for TenantMetrics<K> {
     fn observe(&self, tenant: Option<&K>, event: Event) {
         match event {
             Event::Queued => self.crowded(tenant).queued.increment(1),
-            Event::Refused { rejected, .. } => {
+            Event::Rejected { rejected, .. } => {
                 // Of a tenant that is not tracked no eviction is told, which gives labels up.
                 let tenant = tenant.filter(|_| rejected.is_of_tracked());
-                self.crowded(tenant).refused.increment(1);
+                self.crowded(tenant).rejected.increment(1);
             }
             Event::Evicted => self.forget(tenant),
             _ => {}

@@ -33,7 +33,7 @@ pub(crate) struct Entry {
     extra: Option<Box<Extra>>,
     // When a sweep first found the tenant idle, by the clock of the limiter; 0 after each release.
     idle_since: AtomicU64,
-    refusals: Backoff,
+    rejections: Backoff,
     pub(crate) home: sync::Arc<Home>,
 }
 
@@ -56,11 +56,11 @@ impl Extra {
     }
 }
 
-/// How many requests of the tenant were admitted and refused since it is tracked.
+/// How many requests of the tenant were admitted and rejected since it is tracked.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) admitted: AtomicU64,
-    pub(crate) refused: AtomicU64,
+    pub(crate) rejected: AtomicU64,
 }
 
 impl Entry {
@@ -71,7 +71,7 @@ impl Entry {
             gate: Gate::new(0, extra.is_some() || home.attends()),
             extra,
             idle_since: AtomicU64::new(0),
-            refusals: Backoff::new(),
+            rejections: Backoff::new(),
             home,
         }
     }
@@ -83,7 +83,7 @@ impl Entry {
             gate: Gate::of_one(),
             extra: None,
             idle_since: AtomicU64::new(0),
-            refusals: Backoff::new(),
+            rejections: Backoff::new(),
             home,
         }
     }
@@ -114,12 +114,12 @@ impl Entry {
             return match share.try_enter(&self.gate, places) {
                 Answer::Entered(entered) => Ok(Some(entered)),
                 Answer::MayWait => Ok(None),
-                Answer::Refused(word) => Err(self.refuse(places, word)),
+                Answer::Rejected(word) => Err(self.reject_full(places, word)),
             };
         }
         match self.gate.try_enter() {
             Ok(entered) => Ok(Some(entered)),
-            Err(word) if word.refuses(places) => Err(self.refuse(places, word)),
+            Err(word) if word.rejects(places) => Err(self.reject_full(places, word)),
             Err(_) => Ok(None),
         }
     }
@@ -143,37 +143,37 @@ impl Entry {
             None if places == 0 => RejectReason::AtCapacity,
             _ => return Some(Event::WouldQueue),
         };
-        let hint = self.refusals.hint(&self.home.clock);
+        let hint = self.rejections.hint(&self.home.clock);
         let rejected = told(reason, word).with_retry_after(hint.spread());
-        Some(Event::WouldRefuse { rejected })
+        Some(Event::WouldReject { rejected })
     }
 
-    /// The refusal of a request that finds neither room nor one of `places` to wait, if that is so
+    /// The rejection of a request that finds neither room nor one of `places` to wait, if that is so
     /// and nobody has to be told.
     #[inline]
-    pub(crate) fn refusal(&self, places: usize) -> Option<Rejected> {
+    pub(crate) fn rejection(&self, places: usize) -> Option<Rejected> {
         let word = self.gate.word();
-        match word.refuses(places) {
-            true => self.refuse_in_passing(places, word),
+        match word.rejects(places) {
+            true => self.reject_in_passing(places, word),
             false => None,
         }
     }
 
     #[cold]
-    fn refuse_in_passing(&self, places: usize, word: Word) -> Option<Rejected> {
+    fn reject_in_passing(&self, places: usize, word: Word) -> Option<Rejected> {
         if self.home.is_watched() {
             return None;
         }
         if let Some(counts) = self.counts() {
-            counts.refused.fetch_add(1, Ordering::Relaxed);
+            counts.rejected.fetch_add(1, Ordering::Relaxed);
         }
-        Some(self.refuse(places, word))
+        Some(self.reject_full(places, word))
     }
 
-    /// Refuses a request that found neither room nor one of `places` to wait, because of what `word`
+    /// Rejects a request that found neither room nor one of `places` to wait, because of what `word`
     /// shows.
     #[cold]
-    pub(crate) fn refuse(&self, places: usize, word: Word) -> Rejected {
+    pub(crate) fn reject_full(&self, places: usize, word: Word) -> Rejected {
         let reason = match (places, self.is_short_of_capacity(word)) {
             (0, false) => RejectReason::AtLimit,
             (0, true) => RejectReason::AtCapacity,
@@ -183,7 +183,7 @@ impl Entry {
         self.reject(reason, word)
     }
 
-    /// Refuses a request whose time to wait is up.
+    /// Rejects a request whose time to wait is up.
     pub(crate) fn expire(&self) -> Rejected {
         let word = self.gate.word();
         let reason = match self.is_short_of_capacity(word) {
@@ -240,7 +240,7 @@ impl Entry {
 
     /// Changes the limit if `still` holds under the lock that every waiter passes.
     ///
-    /// A cut takes effect as requests leave, before any waiter enters. 0 refuses all who wait.
+    /// A cut takes effect as requests leave, before any waiter enters. 0 rejects all who wait.
     pub(crate) fn set_limit(&self, rule: impl Into<Rule>, still: impl FnOnce() -> bool) -> bool {
         let rule = rule.into();
         self.change(|word| word.with_rule(rule), still)
@@ -257,15 +257,15 @@ impl Entry {
             self.tell_if_idle();
             return changed;
         }
-        let Some(refused) = self.gate.change(change, still) else {
+        let Some(rejected) = self.gate.change(change, still) else {
             return false;
         };
-        refused.wake();
+        rejected.wake();
         self.gate.serve();
         true
     }
 
-    /// Refuses all who wait and all who come.
+    /// Rejects all who wait and all who come.
     pub(crate) fn close(&self) {
         match self.share() {
             Some(share) => share.close(&self.gate),
@@ -274,12 +274,12 @@ impl Entry {
         self.tell_if_idle();
     }
 
-    /// Refuses all who come; those who wait are served as before.
+    /// Rejects all who come; those who wait are served as before.
     pub(crate) fn close_to_newcomers(&self) {
         self.gate.close_to_newcomers();
     }
 
-    /// Refuses a request for `reason`, unless `word` shows a stronger one.
+    /// Rejects a request for `reason`, unless `word` shows a stronger one.
     pub(crate) fn reject(&self, reason: RejectReason, word: Word) -> Rejected {
         holds::ensure(&self.home);
         let reason = if word.is_closed() {
@@ -292,13 +292,15 @@ impl Entry {
         told(reason, word).with_retry_after(self.hint(reason).spread())
     }
 
-    /// Counts a refusal against what was short; of that and the other the larger hint is told.
+    /// Counts a rejection against what was short; of that and the other the larger hint is told.
     fn hint(&self, reason: RejectReason) -> Hint {
         let clock = &self.home.clock;
-        match self.share().map(Share::refusals) {
-            None => self.refusals.refuse(clock),
-            Some(all) if reason.is_of_capacity() => all.refuse(clock).or(self.refusals.hint(clock)),
-            Some(all) => self.refusals.refuse(clock).or(all.hint(clock)),
+        match self.share().map(Share::rejections) {
+            None => self.rejections.reject(clock),
+            Some(all) if reason.is_of_capacity() => {
+                all.reject(clock).or(self.rejections.hint(clock))
+            }
+            Some(all) => self.rejections.reject(clock).or(all.hint(clock)),
         }
     }
 
@@ -327,7 +329,7 @@ impl Entry {
     }
 }
 
-/// A refusal with the figures it was decided on.
+/// A rejection with the figures it was decided on.
 fn told(reason: RejectReason, word: Word) -> Rejected {
     Rejected::new(reason).with_figures(word.limit(), word.in_flight(), word.waiting())
 }
@@ -416,9 +418,9 @@ impl Held {
         self.tell(event);
     }
 
-    /// Notes a refusal, and returns it.
-    pub(crate) fn refused(&self, rejected: Rejected, waited: Option<Duration>) -> Rejected {
-        self.note(Event::Refused { rejected, waited });
+    /// Notes a rejection, and returns it.
+    pub(crate) fn report_rejected(&self, rejected: Rejected, waited: Option<Duration>) -> Rejected {
+        self.note(Event::Rejected { rejected, waited });
         rejected
     }
 }
@@ -427,7 +429,7 @@ impl Counts {
     fn note(&self, event: Event) {
         let count = match event {
             Event::Admitted { .. } => &self.admitted,
-            Event::Refused { .. } => &self.refused,
+            Event::Rejected { .. } => &self.rejected,
             _ => return,
         };
         count.fetch_add(1, Ordering::Relaxed);

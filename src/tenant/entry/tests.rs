@@ -40,9 +40,9 @@ fn a_request_that_does_not_wait_begins_no_crowding() {
     let (a, b) = (tenant(&pool, 1), tenant(&pool, 1));
     assert!(matches!(join(&a, 1), Joined::Entered(_)));
     assert_calm(&pool);
-    assert!(matches!(join(&a, 0), Joined::Refused(_)));
+    assert!(matches!(join(&a, 0), Joined::Rejected(_)));
     assert_calm(&pool);
-    assert!(matches!(join(&b, 1), Joined::Refused(_)));
+    assert!(matches!(join(&b, 1), Joined::Rejected(_)));
     assert_calm(&pool);
 }
 

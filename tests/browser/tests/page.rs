@@ -98,7 +98,7 @@ fn expected(limiter: &Limiter) -> Vec<Value> {
             "filled": (100 * row.in_flight.min(row.limit)).checked_div(row.limit).unwrap_or(0),
             "waiting": row.waiting.to_string(),
             "share": row.share.map_or("–".to_owned(), |share| format!("{share:.1}")),
-            "refused": row.refused.unwrap().to_string(),
+            "rejected": row.rejected.unwrap().to_string(),
             "paused": row.limit == 0,
         })
     };
@@ -111,7 +111,7 @@ const ROWS: &str = "return [...document.querySelectorAll('#rows tr')].map(row =>
     filled: Math.round(100 * row.querySelector('.bar i').offsetWidth / row.querySelector('.bar').offsetWidth),
     waiting: row.cells[2].textContent,
     share: row.cells[4].textContent,
-    refused: row.cells[7].textContent,
+    rejected: row.cells[7].textContent,
     paused: !row.querySelector('.chip').hidden,
 }))";
 
@@ -263,7 +263,7 @@ async fn all_of_the_page_is_reached_by_keys() {
         tab_to(
             page,
             Page::TAB,
-            "Pause: refuse all it sends, and all that wait",
+            "Pause: reject all it sends, and all that wait",
         )
         .await;
         page.press(Page::ENTER).await;
@@ -393,24 +393,24 @@ async fn a_page_that_is_read_only_offers_no_change_and_one_below_a_slash_works_t
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refusals_show_as_a_rate_while_they_go_on() {
+async fn rejections_show_as_a_rate_while_they_go_on() {
     let limiter = limiter();
     let load = Load::of(&limiter, &[("acme", 4, 0), ("quiet", 1, 0)]).await;
     browse(&mount(view(&limiter)).await, async |page| {
         let rates = "return [...document.querySelectorAll('#rows tr')].map(row => row.cells[6].textContent)";
         page.until_eq(rates, json!(["0", "0"])).await;
-        let mut refused = 0;
+        let mut rejected = 0;
         page.until(async || {
             limiter.try_acquire("acme").unwrap_err();
-            refused += 1;
+            rejected += 1;
             let rates = page.run(rates).await;
-            rates[0] != "0" && rates[1] == "0" && page.text("#refused").await != "0"
+            rates[0] != "0" && rates[1] == "0" && page.text("#rejected").await != "0"
         })
         .await;
         page.until_eq(rates, json!(["0", "0"])).await;
         let total = "return document.querySelector('#rows tr').cells[7].textContent";
-        assert_eq!(page.run(total).await, json!(refused.to_string()));
-        let path = "return document.querySelector('#refusals .refused').getAttribute('d').split('L').length > 2";
+        assert_eq!(page.run(total).await, json!(rejected.to_string()));
+        let path = "return document.querySelector('#rejections .rejected').getAttribute('d').split('L').length > 2";
         assert_eq!(page.run(path).await, true);
     })
     .await;
