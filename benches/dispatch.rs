@@ -124,7 +124,7 @@ fn free_capacity() -> TenantLimiter<u64> {
 }
 
 fn free_capacity_and_owner() -> TenantLimiter<u64> {
-    let capacity = Capacity::of(CAPACITY).owners(|tenant: &u64| tenant % 2);
+    let capacity = Capacity::new(CAPACITY).owners(|tenant: &u64| tenant % 2);
     warm(TenantLimiter::new(CAPACITY).capacity(capacity))
 }
 

@@ -79,7 +79,7 @@ fn argument(name: &str) -> Option<u64> {
 async fn serve(port: u16) -> SocketAddr {
     let tenants = TenantConcurrencyLayer::new(LIMIT, header("x-tenant-id"))
         .overflow(Overflow::queue(12).max_wait(Duration::from_secs(2)))
-        .capacity(Capacity::of(CAPACITY))
+        .capacity(Capacity::new(CAPACITY))
         .evictor(Evictor::after(Duration::from_secs(60)).every(Duration::from_secs(10)))
         .count_requests()
         .http();

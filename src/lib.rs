@@ -66,11 +66,11 @@ pub use crate::{
     },
     limiter::{
         TenantLimiter,
-        drain::Left,
+        drain::DrainTimeout,
         evictor::Evictor,
         overflow::Overflow,
         permit::Permit,
-        snapshot::{Column, Snapshot, TenantSnapshot},
+        snapshot::{Snapshot, SortBy, TenantSnapshot},
         stats::Stats,
     },
     limits::{
@@ -78,7 +78,7 @@ pub use crate::{
         overrides::Override,
         settings::{NoCapacity, Settings},
     },
-    observe::{Ending, Event, Observer},
+    observe::{Event, Observer, Outcome},
     rejected::{RejectReason, Rejected},
     service::{
         future::ResponseFuture,
@@ -93,7 +93,8 @@ pub use crate::{
 pub use crate::{
     extract::http::{FromExtension, FromHeader, FromHost, extension, header, host},
     http::{
-        Hold, Http, OnReject, Problem, body::ResponseBody, client::BodyErrors, slot::SharedPermit,
+        Hold, Http, OnReject, ProblemJson, body::ResponseBody, client::BodyErrors,
+        slot::SharedPermit,
     },
     tenant::max_hold::HoldExpired,
 };

@@ -311,7 +311,7 @@ fn a_limit_cut_while_busy_holds_once_requests_have_ended() {
     let (limiter, service) = (layer.limiter(), layer.layer(gate.clone()));
     let mut running: Vec<_> = (0..3).map(|_| call(&service, "T")).collect();
     running.iter_mut().for_each(|r| assert_pending!(r.poll()));
-    limiter.set_limits(1);
+    limiter.set_default_limit(1);
     for left in [2, 1] {
         gate.let_out(1);
         assert_ready_ok!(running.remove(0).poll());
@@ -322,7 +322,7 @@ fn a_limit_cut_while_busy_holds_once_requests_have_ended() {
     gate.let_out(1);
     assert_ready_ok!(running.remove(0).poll());
     probe(limiter, "T", 1, 0);
-    limiter.set_limits(3);
+    limiter.set_default_limit(3);
     wind_up(limiter, "T", 3, 0);
 }
 
@@ -344,7 +344,7 @@ async fn a_limit_of_zero_rejects_at_once_and_never_hangs() {
         let mut acquire = task::spawn(limiter.acquire(&"T"));
         assert_eq!(reason(acquire.poll()), RejectReason::Paused);
         drop(acquire);
-        limiter.set_limits(2);
+        limiter.set_default_limit(2);
         wind_up(limiter, "T", 2, 4);
     }
 }

@@ -38,7 +38,7 @@ thread_local! {
 }
 
 fn count() {
-    // A thread that is ending has nothing left to count with.
+    // A thread that is outcome has nothing left to count with.
     let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
 }
 

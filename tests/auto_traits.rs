@@ -47,8 +47,8 @@ table! {
     Borrowed = Borrowed<fn(&String) -> Option<&str>, str>: Send Sync Unpin Clone Debug;
     BoxError = BoxError: Send Sync Unpin Debug, not Clone;
     Capacity = Capacity<String>: Send Sync Unpin Debug, not Clone;
-    Column = Column: Send Sync Unpin Copy Debug;
-    Ending = Ending: Send Sync Unpin Copy Debug;
+    SortBy = SortBy: Send Sync Unpin Copy Debug;
+    Outcome = Outcome: Send Sync Unpin Copy Debug;
     Error = Error: Send Sync Unpin Debug, not Clone;
     Errors = Errors: Send Sync Unpin Clone Debug;
     Event = Event: Send Sync Unpin Copy Debug;
@@ -60,7 +60,7 @@ table! {
     Hold = Hold: Send Sync Unpin Copy Debug;
     HoldExpired = HoldExpired: Send Sync Unpin Copy Debug;
     Http = Http: Send Sync Unpin Clone Debug;
-    Left = Left: Send Sync Unpin Copy Debug;
+    DrainTimeout = DrainTimeout: Send Sync Unpin Copy Debug;
     Limits = Limits<String>: Send Sync Unpin Clone Debug;
     MaxHold = MaxHold: Send Sync Unpin Copy Debug;
     MissingTenant = MissingTenant: Send Sync Unpin Copy Debug;
@@ -69,7 +69,7 @@ table! {
     Overflow = Overflow: Send Sync Unpin Copy Debug;
     Override = Override: Send Sync Unpin Copy Debug;
     Permit = Permit: Send Sync Unpin Debug, not Clone;
-    Problem = Problem: Send Sync Unpin Copy Debug;
+    ProblemJson = ProblemJson: Send Sync Unpin Copy Debug;
     RejectReason = RejectReason: Send Sync Unpin Copy Debug;
     Rejected = Rejected: Send Sync Unpin Copy Debug;
     ResponseBody = ResponseBody<Body>: Send Unpin Debug, not Clone Sync;
@@ -90,8 +90,8 @@ mod leaves {
     #[cfg(feature = "tonic")]
     const _: () = {
         use super::*;
-        assert_impl_all!(Grpc<Problem>: Send, Sync, Unpin, Clone, Debug);
-        assert_impl_all!(Layer<Http<Grpc<Problem>>>: Send, Sync, Unpin, Clone, Debug);
+        assert_impl_all!(Grpc<ProblemJson>: Send, Sync, Unpin, Clone, Debug);
+        assert_impl_all!(Layer<Http<Grpc<ProblemJson>>>: Send, Sync, Unpin, Clone, Debug);
     };
     #[cfg(feature = "reqwest-middleware")]
     const _: () = {

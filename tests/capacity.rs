@@ -93,7 +93,7 @@ fn the_next_slot_goes_to_whoever_has_fewest() {
 
 #[tokio::test(start_paused = true)]
 async fn tenants_that_all_want_more_hold_as_much_as_their_weights_say() {
-    let capacity = Capacity::of(12).weights(|tenant: &Tenant| *tenant as usize);
+    let capacity = Capacity::new(12).weights(|tenant: &Tenant| *tenant as usize);
     let limiter = limiter(100, capacity);
     let mut first: Vec<_> = (0..12).map(|_| admitted(&limiter, 1)).collect();
     let mut requests: Vec<(Tenant, Request)> = Vec::new();
@@ -129,7 +129,7 @@ async fn tenants_that_all_want_more_hold_as_much_as_their_weights_say() {
 // QP7
 #[test]
 fn an_owner_of_many_tenants_gets_one_share() {
-    let capacity = Capacity::of(2).owners(|tenant: &Tenant| tenant / 100);
+    let capacity = Capacity::new(2).owners(|tenant: &Tenant| tenant / 100);
     let limiter = limiter(8, capacity);
     let mut flood = vec![admitted(&limiter, 100), admitted(&limiter, 101)];
     let keys: Vec<_> = (102..150).map(|tenant| waiting(&limiter, tenant)).collect();
@@ -164,7 +164,7 @@ fn a_tenant_at_its_own_limit_lets_others_pass_to_the_capacity() {
 
 #[test]
 fn a_full_queue_takes_the_newest_of_whoever_has_most_waiting() {
-    let limiter = limiter(8, Capacity::of(1).queue(3));
+    let limiter = limiter(8, Capacity::new(1).queue(3));
     let permit = admitted(&limiter, 1);
     let mut flood: Vec<_> = (0..3).map(|_| waiting(&limiter, 1)).collect();
     let own = request(&limiter, 1).poll();
@@ -295,7 +295,7 @@ fn a_capacity_is_given_once() {
 fn a_crowd_never_exceeds_the_capacity_nor_a_limit() {
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-    let limiter = limiter(2, Capacity::of(3).owners(|tenant: &Tenant| tenant % 2));
+    let limiter = limiter(2, Capacity::new(3).owners(|tenant: &Tenant| tenant % 2));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(4)
         .build()
@@ -362,7 +362,7 @@ fn a_drain_ends_when_the_last_that_waited_with_nothing_in_flight_goes_away() {
 
 #[test]
 fn a_drain_is_told_when_the_last_that_waited_was_displaced() {
-    let limiter = limiter(8, Capacity::of(0).queue(2));
+    let limiter = limiter(8, Capacity::new(0).queue(2));
     limiter.set_weight(&3, 100);
     let mut displaced = [waiting(&limiter, 2), waiting(&limiter, 2)];
     let mut drain = task::spawn(limiter.drain());
@@ -387,7 +387,7 @@ fn an_owner_that_panics_when_it_is_dropped_fails_no_request() {
         }
     }
 
-    let limiter = limiter(1, Capacity::of(1).owners(|tenant: &Tenant| Owner(*tenant)));
+    let limiter = limiter(1, Capacity::new(1).owners(|tenant: &Tenant| Owner(*tenant)));
     // Enough that the owners whose tenants are gone are looked for.
     for tenant in 0..200 {
         drop(admitted(&limiter, tenant));
@@ -459,7 +459,7 @@ async fn of_equals_the_one_that_began_later_is_next() {
 
 #[test]
 fn what_ran_before_anybody_waited_counts() {
-    let limiter = limiter(8, Capacity::of(4).owners(|tenant: &Tenant| tenant / 100));
+    let limiter = limiter(8, Capacity::new(4).owners(|tenant: &Tenant| tenant / 100));
     // Of the tenants of one owner, and of two owners.
     for [busy, other] in [[100, 101], [100, 200]] {
         let running = [busy, busy, busy, other].map(|tenant| admitted(&limiter, tenant));
@@ -586,7 +586,7 @@ async fn a_tenant_below_its_limit_is_not_blamed_for_the_capacity() {
 #[test]
 fn a_tenant_at_its_own_limit_does_not_blame_the_capacity() {
     // The queue of the capacity is full, and there are slots for the others.
-    let limiter = limiter(1, Capacity::of(3).queue(2));
+    let limiter = limiter(1, Capacity::new(3).queue(2));
     let permit = admitted(&limiter, 1);
     let [first, mut newest] = [(); 2].map(|()| waiting(&limiter, 1));
     let newcomer = request(&limiter, 1).poll();

@@ -22,7 +22,7 @@ use tokio_test::{
 };
 use tower::Service;
 use tower_tenant::{
-    Capacity, Event, Left, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
+    Capacity, DrainTimeout, Event, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
 };
 use wire::{Version, listen, tenant_in};
 
@@ -33,7 +33,7 @@ fn limiter(limit: usize, queue: usize) -> TenantLimiter<Tenant> {
 }
 
 fn both(limit: usize, queue: usize) -> [TenantLimiter<Tenant>; 2] {
-    let shared = limiter(limit, queue).capacity(Capacity::of(limit));
+    let shared = limiter(limit, queue).capacity(Capacity::new(limit));
     [limiter(limit, queue), shared]
 }
 
@@ -45,7 +45,7 @@ fn closed_to_newcomers_serves_who_waits_and_rejects_who_comes() {
         for waiting in &mut waiting {
             assert_pending!(waiting.poll());
         }
-        limiter.close_to_newcomers();
+        limiter.stop_accepting();
         assert!(limiter.is_closed());
         for tenant in ["T", "of whom nobody has heard"] {
             let newcomer = task::spawn(limiter.acquire(&tenant)).poll();
@@ -68,7 +68,7 @@ fn closing_afterwards_rejects_who_was_to_be_served() {
         let held = limiter.try_acquire(&"T").unwrap();
         let mut waiting = task::spawn(limiter.acquire(&"T"));
         assert_pending!(waiting.poll());
-        limiter.close_to_newcomers();
+        limiter.stop_accepting();
         assert_pending!(waiting.poll());
         limiter.close();
         assert_eq!(reason(waiting.poll()), RejectReason::Closed);
@@ -83,7 +83,7 @@ async fn a_drain_ends_when_its_time_is_up_and_tells_what_is_left() {
         let held = [(); 2].map(|()| limiter.try_acquire(&"T").unwrap());
         let mut waiting = task::spawn(limiter.acquire(&"T"));
         assert_pending!(waiting.poll());
-        limiter.close_to_newcomers();
+        limiter.stop_accepting();
         let mut drain = task::spawn(limiter.drain_for(Duration::from_secs(30)));
         assert_pending!(drain.poll());
         advance(Duration::from_secs(29)).await;
@@ -118,7 +118,7 @@ async fn a_drain_ends_with_the_last_request_though_there_is_time_left() {
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_whose_time_is_up_when_nothing_is_left_has_ended_well() {
-    type Drain = Pin<Box<dyn Future<Output = Result<(), Left>> + Send>>;
+    type Drain = Pin<Box<dyn Future<Output = Result<(), DrainTimeout>> + Send>>;
     // Polled between the release of the last slot and the telling of whoever drains.
     let drain: Arc<Mutex<Option<Spawn<Drain>>>> = Arc::default();
     let result = Arc::new(Mutex::new(None));
@@ -180,7 +180,7 @@ fn nobody_slips_in_and_nobody_who_waits_is_lost_while_threads_race_with_the_clos
                     })
                     .collect();
                 let closing = Arc::clone(&limiter);
-                let closed = thread::spawn(move || closing.close_to_newcomers());
+                let closed = thread::spawn(move || closing.stop_accepting());
                 for request in requests {
                     let rejected = soon(request).await.unwrap();
                     let expected = [
@@ -242,6 +242,6 @@ async fn shut_down(close: fn(&TenantLimiter<Tenant>)) -> (StatusCode, StatusCode
 async fn at_the_shutdown_of_a_server_the_queue_is_rejected_or_finished_by_choice() {
     let rejected = shut_down(TenantLimiter::close).await;
     assert_eq!(rejected, (StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE));
-    let finished = shut_down(TenantLimiter::close_to_newcomers).await;
+    let finished = shut_down(TenantLimiter::stop_accepting).await;
     assert_eq!(finished, (StatusCode::OK, StatusCode::OK));
 }

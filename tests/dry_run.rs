@@ -101,7 +101,7 @@ fn each_request_is_told_what_becomes_of_it_where_limits_are_meant() {
 fn no_kind_of_rejection_stands_in_the_way_but_that_of_a_closed_limiter() {
     let (limiter, told) = limiter(1, 0);
     let limiter = limiter
-        .capacity(Capacity::of(1).queue(0))
+        .capacity(Capacity::new(1).queue(0))
         .max_tenants(2)
         .overflow(Overflow::reject());
     limiter.set_dry_run(true);
@@ -142,7 +142,7 @@ async fn requests_without_a_tenant_pass_and_are_told() {
         };
         assert_eq!(take(&told), [Some(expected)]);
     }
-    assert_eq!(limiter.missing_stats().in_flight, 0);
+    assert_eq!(limiter.anonymous_stats().in_flight, 0);
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn switching_it_on_lets_in_who_waits_and_switching_it_off_is_a_cut() {
     for limiter in [
         plain(),
         plain().capacity(2),
-        plain().capacity(Capacity::of(2).owners(|_| 0)),
+        plain().capacity(Capacity::new(2).owners(|_| 0)),
     ] {
         let limiter = limiter
             .overflow(Overflow::queue(8).max_wait(Duration::MAX))
@@ -193,14 +193,14 @@ fn one_tenant_may_be_in_a_dry_run_or_out_of_it_by_itself() {
         let _held = limiter.try_acquire(&tenant).unwrap();
         limiter.try_acquire(&tenant).is_err()
     };
-    limiter.set_dry_run_of(&"T", true);
+    limiter.set_tenant_dry_run(&"T", true);
     assert!(!full("T") && full("U"));
     limiter.set_dry_run(true);
-    limiter.set_dry_run_of(&"T", false);
+    limiter.set_tenant_dry_run(&"T", false);
     assert!(full("T") && !full("U"));
     forget_idle(&limiter);
     assert!(full("T") && !full("U"), "it outlives the eviction");
-    limiter.clear_dry_run_of(&"T");
+    limiter.clear_tenant_dry_run(&"T");
     assert!(!full("T"));
     limiter.set_dry_run(false);
     assert!(full("T") && full("U"));
@@ -209,7 +209,7 @@ fn one_tenant_may_be_in_a_dry_run_or_out_of_it_by_itself() {
 #[test]
 fn switching_it_on_and_off_under_load_leaves_the_figures_exact() {
     let limits = || TenantLimiter::<u64>::new(2).evictor(manual(Duration::ZERO));
-    let owned = Capacity::of(3).owners(|tenant: &u64| tenant % 2);
+    let owned = Capacity::new(3).owners(|tenant: &u64| tenant % 2);
     for limiter in [limits(), limits().capacity(3), limits().capacity(owned)] {
         watched(move || {
             let limiter = limiter.overflow(Overflow::queue(4).max_wait(Duration::MAX));
@@ -229,7 +229,7 @@ fn switching_it_on_and_off_under_load_leaves_the_figures_exact() {
                     while !done.load(Ordering::Relaxed) {
                         on = !on;
                         limiter.set_dry_run(on);
-                        limiter.set_dry_run_of(&1, !on);
+                        limiter.set_tenant_dry_run(&1, !on);
                         thread::yield_now();
                     }
                 });
@@ -238,7 +238,7 @@ fn switching_it_on_and_off_under_load_leaves_the_figures_exact() {
                 }
                 done.store(true, Ordering::Relaxed);
             });
-            limiter.clear_dry_run_of(&1);
+            limiter.clear_tenant_dry_run(&1);
             limiter.set_dry_run(false);
             if let Some(stats) = limiter.capacity_stats() {
                 assert_eq!((stats.in_flight, stats.waiting), (0, 0));
@@ -290,7 +290,7 @@ async fn served_beside_a_flood(is_dry: bool) -> [usize; 2] {
         .capacity(4)
         .overflow(Overflow::queue(1_000).max_wait(Duration::MAX))
         .evictor(manual(Duration::ZERO));
-    limiter.set_dry_run_of(&"flood", is_dry);
+    limiter.set_tenant_dry_run(&"flood", is_dry);
     let served: Arc<Mutex<[usize; 2]>> = Arc::default();
     let running = Arc::new(Mutex::new((0_usize, 0_usize)));
     let worker = |tenant: Tenant, index: usize| {
@@ -318,7 +318,7 @@ async fn served_beside_a_flood(is_dry: bool) -> [usize; 2] {
     tokio::time::sleep(Duration::from_secs(4)).await;
     tasks.shutdown().await;
     assert_eq!(running.lock().unwrap().1, 4, "the capacity is meant");
-    limiter.set_dry_run_of(&"flood", false);
+    limiter.set_tenant_dry_run(&"flood", false);
     probe(&limiter, "flood", 4, 2);
     *served.lock().unwrap()
 }
@@ -337,16 +337,16 @@ async fn the_dry_run_of_one_tenant_costs_the_others_none_of_the_capacity() {
 fn a_dry_run_that_ends_asks_nothing_and_restores_the_limits_that_were_in_force() {
     let asked = Arc::new(AtomicBool::new(false));
     let limits = Arc::clone(&asked);
-    let limiter = TenantLimiter::new(tower_tenant::Limits::by(move |_: &Tenant| {
+    let limiter = TenantLimiter::new(tower_tenant::Limits::from_fn(move |_: &Tenant| {
         assert!(!limits.swap(true, Ordering::SeqCst), "asked again");
         1
     }));
     drop(limiter.try_acquire(&"T").unwrap());
     limiter.set_dry_run(true);
     limiter.set_dry_run(false);
-    limiter.set_dry_run_of(&"T", true);
-    limiter.set_dry_run_of(&"T", false);
-    limiter.clear_dry_run_of(&"T");
+    limiter.set_tenant_dry_run(&"T", true);
+    limiter.set_tenant_dry_run(&"T", false);
+    limiter.clear_tenant_dry_run(&"T");
     probe(&limiter, "T", 1, 1);
 }
 
@@ -354,12 +354,12 @@ fn a_dry_run_that_ends_asks_nothing_and_restores_the_limits_that_were_in_force()
 fn a_function_that_panics_while_settings_end_a_dry_run_leaves_the_tenant_limited() {
     let panics = Arc::new(AtomicBool::new(false));
     let limits = Arc::clone(&panics);
-    let limiter = TenantLimiter::new(tower_tenant::Limits::by(move |_: &Tenant| {
+    let limiter = TenantLimiter::new(tower_tenant::Limits::from_fn(move |_: &Tenant| {
         assert!(!limits.swap(false, Ordering::SeqCst), "once");
         1
     }));
     limiter.set_limit(&"T", 2);
-    limiter.set_dry_run_of(&"T", true);
+    limiter.set_tenant_dry_run(&"T", true);
     drop(limiter.try_acquire(&"T").unwrap());
     panics.store(true, Ordering::SeqCst);
     let apply = || limiter.apply(tower_tenant::Settings::default());

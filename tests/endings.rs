@@ -30,7 +30,7 @@ use tokio::{
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_http::services::ServeFile;
 use tower_tenant::{
-    Ending, Event, Hold, Http, TenantConcurrency, TenantConcurrencyLayer, TenantLimiter,
+    Event, Hold, Http, Outcome, TenantConcurrency, TenantConcurrencyLayer, TenantLimiter,
 };
 use wire::{Answer, Client, VERSIONS, Version, listen, request, tenant_in};
 
@@ -42,31 +42,31 @@ type Limited = TenantConcurrency<Handler, Tenant, Extract, Http>;
 /// A file of 20 kB.
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/server.rs");
 
-/// The endings that an observer is told.
-struct Endings(UnboundedReceiver<Ending>);
+/// The outcomes that an observer is told.
+struct Outcomes(UnboundedReceiver<Outcome>);
 
-impl Endings {
+impl Outcomes {
     /// A limiter with one slot for each tenant, and how its requests end.
     fn of_one() -> (TenantLimiter<Tenant>, Self) {
-        let (sender, endings) = unbounded_channel();
+        let (sender, outcomes) = unbounded_channel();
         let observer = move |_: Option<&Tenant>, event| {
-            if let Event::Released { ending, .. } = event {
-                sender.send(ending).unwrap();
+            if let Event::Released { outcome, .. } = event {
+                sender.send(outcome).unwrap();
             }
         };
-        (TenantLimiter::new(1).observer(observer), Self(endings))
+        (TenantLimiter::new(1).observer(observer), Self(outcomes))
     }
 
-    async fn assert_next(&mut self, ending: Ending, case: impl Debug) {
-        assert_eq!(soon(self.0.recv()).await, Some(ending), "{case:?}");
+    async fn assert_next(&mut self, outcome: Outcome, case: impl Debug) {
+        assert_eq!(soon(self.0.recv()).await, Some(outcome), "{case:?}");
         assert!(self.0.is_empty(), "{case:?}");
     }
 }
 
-fn layered() -> (TestLayer, Endings) {
-    let (limiter, endings) = Endings::of_one();
+fn layered() -> (TestLayer, Outcomes) {
+    let (limiter, outcomes) = Outcomes::of_one();
     let layer = TenantConcurrencyLayer::with_limiter(limiter, tenant_in as Extract);
-    (layer.http(), endings)
+    (layer.http(), outcomes)
 }
 
 /// A body that shows its end only by another poll, and tells no length.
@@ -192,7 +192,7 @@ const COMPLETE: [&str; 13] = [
     "/too-much",
 ];
 
-async fn assert_all_complete(addr: SocketAddr, endings: &mut Endings) {
+async fn assert_all_complete(addr: SocketAddr, outcomes: &mut Outcomes) {
     for version in VERSIONS {
         for path in COMPLETE {
             for method in [Method::GET, Method::HEAD, Method::POST] {
@@ -204,7 +204,7 @@ async fn assert_all_complete(addr: SocketAddr, endings: &mut Endings) {
                 let mut client = Client::connect(addr, version).await;
                 let response = client.send(asking(&method, path)).await.expect(path);
                 let _ = soon(Answer::of(response)).await;
-                endings.assert_next(Ending::Completed, case).await;
+                outcomes.assert_next(Outcome::Completed, case).await;
             }
         }
     }
@@ -212,38 +212,38 @@ async fn assert_all_complete(addr: SocketAddr, endings: &mut Endings) {
 
 #[tokio::test]
 async fn a_response_that_is_read_to_its_end_has_completed() {
-    let (layer, mut endings) = layered();
+    let (layer, mut outcomes) = layered();
     let addr = serve(&layer).await;
-    assert_all_complete(addr, &mut endings).await;
+    assert_all_complete(addr, &mut outcomes).await;
 }
 
 #[tokio::test]
 async fn a_response_of_a_router_that_is_read_to_its_end_has_completed() {
-    let (layer, mut endings) = layered();
+    let (layer, mut outcomes) = layered();
     let router = Router::new().fallback_service(service_fn(answer));
     let addr = wire::serve(router.layer(layer)).await;
-    assert_all_complete(addr, &mut endings).await;
+    assert_all_complete(addr, &mut outcomes).await;
 }
 
 #[tokio::test]
 async fn a_response_that_ends_short_of_its_length_has_failed() {
-    let (layer, mut endings) = layered();
+    let (layer, mut outcomes) = layered();
     let service = layer.layer(service_fn(answer));
     for path in ["", "-trailers", "-of-all", "-known", "-empty"] {
         let path = format!("/short{path}");
         let response = service.clone().oneshot(asking(&Method::GET, &path)).await;
         response.unwrap().into_body().collect().await.unwrap();
-        endings.assert_next(Ending::Failed, &path).await;
+        outcomes.assert_next(Outcome::Failed, &path).await;
         // The answer to a HEAD has the length of the body that it leaves out.
         let response = service.clone().oneshot(asking(&Method::HEAD, &path)).await;
         response.unwrap().into_body().collect().await.unwrap();
-        endings.assert_next(Ending::Completed, &path).await;
+        outcomes.assert_next(Outcome::Completed, &path).await;
     }
 }
 
 #[tokio::test]
 async fn a_client_that_hangs_up_half_way_has_cancelled() {
-    let (layer, mut endings) = layered();
+    let (layer, mut outcomes) = layered();
     let addr = serve(&layer).await;
     for version in VERSIONS {
         for path in ["/stalled", "/tail", "/sse"] {
@@ -251,8 +251,8 @@ async fn a_client_that_hangs_up_half_way_has_cancelled() {
             let mut response = client.get(path, "T").await.unwrap();
             soon(response.frame()).await.unwrap().unwrap();
             drop((client, response));
-            endings
-                .assert_next(Ending::Cancelled, (version, path))
+            outcomes
+                .assert_next(Outcome::Cancelled, (version, path))
                 .await;
         }
     }
@@ -260,18 +260,18 @@ async fn a_client_that_hangs_up_half_way_has_cancelled() {
 
 #[tokio::test]
 async fn with_the_slot_held_to_the_head_who_hangs_up_in_the_body_has_completed() {
-    let (layer, mut endings) = layered();
+    let (layer, mut outcomes) = layered();
     let addr = serve(&layer.hold(Hold::Head)).await;
     for version in VERSIONS {
         let mut client = Client::connect(addr, version).await;
         client.get("/tail", "T").await.unwrap();
-        endings.assert_next(Ending::Completed, version).await;
+        outcomes.assert_next(Outcome::Completed, version).await;
     }
 }
 
 #[tokio::test]
 async fn parts_of_a_file_and_a_file_that_is_known_already_have_completed() {
-    let (layer, mut endings) = layered();
+    let (layer, mut outcomes) = layered();
     let addr = serve(&layer).await;
     for version in VERSIONS {
         let mut client = Client::connect(addr, version).await;
@@ -282,7 +282,7 @@ async fn parts_of_a_file_and_a_file_that_is_known_already_have_completed() {
         let answer = Answer::of(response).await.unwrap();
         assert_eq!(answer.status, StatusCode::PARTIAL_CONTENT);
         assert_eq!(answer.body.len(), 8900);
-        endings.assert_next(Ending::Completed, version).await;
+        outcomes.assert_next(Outcome::Completed, version).await;
 
         let mut known = request("/file", "T");
         let modified = answer.headers[header::LAST_MODIFIED].clone();
@@ -292,7 +292,7 @@ async fn parts_of_a_file_and_a_file_that_is_known_already_have_completed() {
         let response = client.send(known).await.unwrap();
         assert_eq!(response.status(), StatusCode::NOT_MODIFIED);
         Answer::of(response).await.unwrap();
-        endings.assert_next(Ending::Completed, version).await;
+        outcomes.assert_next(Outcome::Completed, version).await;
     }
 }
 
@@ -360,13 +360,13 @@ impl Tunnel {
 
 #[tokio::test]
 async fn a_connection_that_becomes_a_tunnel_has_completed() {
-    let (layer, mut endings) = layered();
+    let (layer, mut outcomes) = layered();
     let service = BoxCloneSyncService::new(service_fn(become_a_tunnel));
     let addr = serve_limited(layer.layer(service)).await;
     for tunnel in [Tunnel::Upgrade, Tunnel::Connect, Tunnel::ExtendedConnect] {
         let mut client = connect_with_upgrades(addr, tunnel.version()).await;
         let response = client.send(tunnel.request()).await.unwrap();
-        endings.assert_next(Ending::Completed, tunnel).await;
+        outcomes.assert_next(Outcome::Completed, tunnel).await;
         assert_echoes(response).await;
     }
 }
@@ -392,7 +392,7 @@ async fn a_response_that_a_client_reads_to_its_end_has_completed() {
     let handler = service_fn(answer_without_bodies_to_heads);
     let addr = wire::serve(Router::new().fallback_service(handler)).await;
     for version in VERSIONS {
-        let (limiter, mut endings) = Endings::of_one();
+        let (limiter, mut outcomes) = Outcomes::of_one();
         let layer = TenantConcurrencyLayer::with_limiter(limiter, tenant_in as Extract);
         let http2 = version == Version::Http2;
         let pool = legacy::Client::builder(TokioExecutor::new())
@@ -406,12 +406,14 @@ async fn a_response_that_a_client_reads_to_its_end_has_completed() {
                 let response = soon(client.clone().oneshot(req)).await.unwrap();
                 let _ = soon(response.into_body().collect()).await;
                 let cut = http2 && path == "/too-much" && method == Method::GET;
-                let ending = if cut {
-                    Ending::Failed
+                let outcome = if cut {
+                    Outcome::Failed
                 } else {
-                    Ending::Completed
+                    Outcome::Completed
                 };
-                endings.assert_next(ending, (version, &method, path)).await;
+                outcomes
+                    .assert_next(outcome, (version, &method, path))
+                    .await;
             }
         }
         let mut req = asking(&Method::GET, "/stalled");
@@ -420,7 +422,7 @@ async fn a_response_that_a_client_reads_to_its_end_has_completed() {
         let mut body = response.into_body();
         soon(body.frame()).await.unwrap().unwrap();
         drop(body);
-        endings.assert_next(Ending::Cancelled, version).await;
+        outcomes.assert_next(Outcome::Cancelled, version).await;
     }
 }
 
@@ -431,7 +433,7 @@ async fn a_response_that_reqwest_reads_to_its_end_has_completed() {
 
     let handler = service_fn(answer_without_bodies_to_heads);
     let addr = wire::serve(Router::new().fallback_service(handler)).await;
-    let (limiter, mut endings) = Endings::of_one();
+    let (limiter, mut outcomes) = Outcomes::of_one();
     let middleware = TenantMiddleware::new(limiter.clone(), |_, _| Some("T"));
     let plain = reqwest::Client::new();
     let client = reqwest_middleware::ClientBuilder::new(plain.clone())
@@ -446,15 +448,15 @@ async fn a_response_that_reqwest_reads_to_its_end_has_completed() {
             let req = plain.request(method.clone(), &url);
             let response = soon(client.execute(req.build().unwrap())).await.unwrap();
             soon(response.bytes()).await.unwrap();
-            endings
-                .assert_next(Ending::Completed, (path, &method))
+            outcomes
+                .assert_next(Outcome::Completed, (path, &method))
                 .await;
 
             let req = plain.request(method.clone(), &url).build().unwrap();
             let mut response = soon(layered.clone().oneshot(req)).await.unwrap();
             while soon(response.chunk()).await.unwrap().is_some() {}
-            endings
-                .assert_next(Ending::Completed, (path, &method))
+            outcomes
+                .assert_next(Outcome::Completed, (path, &method))
                 .await;
         }
     }
@@ -463,5 +465,5 @@ async fn a_response_that_reqwest_reads_to_its_end_has_completed() {
         .unwrap();
     soon(response.chunk()).await.unwrap().unwrap();
     drop(response);
-    endings.assert_next(Ending::Cancelled, "dropped").await;
+    outcomes.assert_next(Outcome::Cancelled, "dropped").await;
 }

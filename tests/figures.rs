@@ -1,4 +1,4 @@
-//! The figures and reasons that a limiter gives: exact after every ending, and telling.
+//! The figures and reasons that a limiter gives: exact after every outcome, and telling.
 
 #![cfg(feature = "http")]
 
@@ -306,7 +306,7 @@ async fn responses_tell_their_reason_and_never_the_tenant() {
         ask(Request::new(Deed::Stay)).await,
         (429, RejectReason::Paused)
     );
-    layer.limiter().set_limits(1);
+    layer.limiter().set_default_limit(1);
     let running = layer.limiter().try_acquire("acme").unwrap();
     assert_eq!(ask(request(Deed::Stay)).await, (429, RejectReason::AtLimit));
     let mut other = request(Deed::Stay);

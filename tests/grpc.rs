@@ -35,12 +35,12 @@ use tonic::{
 };
 use tower::{Layer, service_fn};
 use tower_tenant::{
-    Capacity, ExtractTenant, Grpc, Http, NoTenant, Overflow, Problem, RejectReason, Rejected,
+    Capacity, ExtractTenant, Grpc, Http, NoTenant, Overflow, ProblemJson, RejectReason, Rejected,
     TenantConcurrencyLayer, TenantLimiter,
 };
 use wire::{Answer, Client, Version, listen, tenant_in};
 
-type TestLayer = TenantConcurrencyLayer<Tenant, ByHeader, Http<Grpc<Problem>>>;
+type TestLayer = TenantConcurrencyLayer<Tenant, ByHeader, Http<Grpc<ProblemJson>>>;
 
 #[derive(Clone, Copy, Debug)]
 struct ByHeader;
@@ -110,7 +110,7 @@ async fn wind_up(limiter: &TenantLimiter<Tenant>, limit: usize) {
     support::wind_up(limiter, "T", limit, 0);
 }
 
-fn endings() -> Vec<Vec<Script>> {
+fn outcomes() -> Vec<Vec<Script>> {
     let long = "long ".repeat(20_000);
     vec![
         vec![script(&["a", "b", "c"], Code::Ok)],
@@ -135,7 +135,7 @@ async fn a_client_sees_the_same_messages_status_and_metadata_with_and_without_th
     for place in PLACES {
         let limited = serve(&gate, &layer, place).await;
         for kind in KINDS {
-            for scripts in endings() {
+            for scripts in outcomes() {
                 let expected = soon(ask(plain.clone(), kind, "T", &scripts)).await;
                 let seen = soon(ask(limited.clone(), kind, "T", &scripts)).await;
                 assert_eq!(seen, expected, "{kind:?} {place:?}");
@@ -217,7 +217,7 @@ async fn a_rejection_has_the_code_the_message_and_the_hint_of_its_reason() {
         )
         .await;
 
-        let crowded = shedding(1).capacity(Capacity::of(1).queue(0));
+        let crowded = shedding(1).capacity(Capacity::new(1).queue(0));
         let held = crowded.limiter().try_acquire(&"A").unwrap();
         rejected(&crowded, Code::Unavailable, Why::AtCapacity).await;
         let patient = crowded.overflow(queue(1));

@@ -1051,7 +1051,7 @@ async fn a_change_in_a_dry_run_says_that_it_is_not_in_force() {
     let held = permits(&limiter, ["a", "meant"]);
     let view = view(&limiter).writable();
     limiter.set_dry_run(true);
-    limiter.set_dry_run_of("meant", false);
+    limiter.set_tenant_dry_run("meant", false);
     for (tenant, status) in [("a", StatusCode::OK), ("meant", StatusCode::NO_CONTENT)] {
         for (path, body) in [
             ("/pause", json!({ "tenant": { "name": tenant } })),
@@ -1077,7 +1077,7 @@ async fn a_change_in_a_dry_run_says_that_it_is_not_in_force() {
     );
     let dry: Vec<_> = [0, 1].map(|n| json["tenants"][n]["dry_run"].clone()).into();
     assert_eq!(dry, [json!(true), json!(false)]);
-    limiter.clear_dry_run_of("meant");
+    limiter.clear_tenant_dry_run("meant");
     limiter.set_dry_run(false);
     limiter.clear_limit("a");
     limiter.clear_limit("meant");

@@ -65,7 +65,7 @@ fn a_number_is_the_limit_of_each_tenant() {
 fn a_function_of_the_tenant_is_asked_once_for_each_that_starts_to_be_tracked() {
     let asked = Arc::new(AtomicUsize::new(0));
     let theirs = Arc::clone(&asked);
-    let limiter = TenantLimiter::new(Limits::by(move |tenant: &Tenant| {
+    let limiter = TenantLimiter::new(Limits::from_fn(move |tenant: &Tenant| {
         theirs.fetch_add(1, Ordering::Relaxed);
         tenant.len()
     }));
@@ -81,12 +81,12 @@ fn a_function_of_the_tenant_is_asked_once_for_each_that_starts_to_be_tracked() {
 
 #[test]
 fn setting_the_limits_asks_their_function_again_for_each_tracked_tenant() {
-    let limiter = TenantLimiter::new(Limits::by(|tenant: &Tenant| tenant.len()));
+    let limiter = TenantLimiter::new(Limits::from_fn(|tenant: &Tenant| tenant.len()));
     probe(&limiter, "T", 1, 0);
     probe(&limiter, "TT", 2, 0);
-    limiter.set_limits(Limits::by(|tenant: &Tenant| 10 * tenant.len()));
+    limiter.set_default_limit(Limits::from_fn(|tenant: &Tenant| 10 * tenant.len()));
     assert_eq!((limit(&limiter, "T"), limit(&limiter, "TT")), (10, 20));
-    limiter.set_limits(3);
+    limiter.set_default_limit(3);
     assert_eq!((limit(&limiter, "T"), limit(&limiter, "TT")), (3, 3));
     wind_up(&limiter, "T", 3, 0);
 }
@@ -95,13 +95,13 @@ fn setting_the_limits_asks_their_function_again_for_each_tracked_tenant() {
 fn a_function_of_the_tenant_may_use_the_limiter() {
     let limiter = TenantLimiter::<Tenant>::new(1);
     let other = limiter.clone();
-    limiter.set_limits(Limits::by(move |tenant: &Tenant| match *tenant {
+    limiter.set_default_limit(Limits::from_fn(move |tenant: &Tenant| match *tenant {
         "T" => other.try_acquire(&"U").map_or(0, |_| 2),
         _ => 1 + other.in_flight(&"T"),
     }));
     probe(&limiter, "T", 2, 0);
     // The function holds a handle: without it, the limiter can end.
-    limiter.set_limits(2);
+    limiter.set_default_limit(2);
     wind_up(&limiter, "U", 2, 0);
 }
 
@@ -109,10 +109,10 @@ fn a_function_of_the_tenant_may_use_the_limiter() {
 fn a_limit_worked_out_before_the_limits_were_set_is_not_put_in_force() {
     let limiter = TenantLimiter::<Tenant>::new(1);
     let other = limiter.clone();
-    limiter.set_limits(Limits::by(move |tenant: &Tenant| {
+    limiter.set_default_limit(Limits::from_fn(move |tenant: &Tenant| {
         // Whoever sets the limits does not see this tenant yet.
         match *tenant {
-            "T" => other.set_limits(3),
+            "T" => other.set_default_limit(3),
             _ => other.set_limit(tenant, 5),
         }
         1
@@ -130,7 +130,7 @@ fn a_limit_of_one_tenant_survives_its_eviction_until_it_is_cleared() {
     assert_eq!(limiter.tracked(), 0);
     wind_up(&limiter, "T", 3, 1);
     wind_up(&limiter, "T", 3, 1);
-    limiter.set_limits(2);
+    limiter.set_default_limit(2);
     probe(&limiter, "T", 3, 1);
     probe(&limiter, "U", 2, 1);
     limiter.set_limit(&"T", 4);
@@ -146,7 +146,7 @@ fn a_raise_admits_waiters_at_once_in_their_order() {
     let limiter = TenantLimiter::new(1).overflow(queue(4));
     let held = limiter.try_acquire(&"T").unwrap();
     let mut line: Vec<_> = (0..4).map(|_| waiter(&limiter)).collect();
-    limiter.set_limits(3);
+    limiter.set_default_limit(3);
     assert_eq!((limiter.in_flight(&"T"), limiter.waiting(&"T")), (3, 2));
     limiter.set_limit(&"T", 4);
     assert_eq!((limiter.in_flight(&"T"), limiter.waiting(&"T")), (4, 1));
@@ -170,7 +170,7 @@ fn a_cut_takes_effect_as_requests_end_and_before_any_waiter_is_served() {
     let limiter = TenantLimiter::new(3).overflow(queue(2));
     let mut permits: Vec<_> = (0..3).map(|_| limiter.try_acquire(&"T").unwrap()).collect();
     let (mut first, mut second) = (waiter(&limiter), waiter(&limiter));
-    limiter.set_limits(1);
+    limiter.set_default_limit(1);
     assert_eq!(limiter.in_flight(&"T"), 3, "nothing in flight is revoked");
     for left in [2, 1] {
         drop(permits.pop());
@@ -194,7 +194,7 @@ fn a_cut_takes_nothing_from_a_waiter_that_was_granted_a_slot_before() {
     let mut granted = waiter(&limiter);
     let [first, second] = permits;
     drop(first);
-    limiter.set_limits(1);
+    limiter.set_default_limit(1);
     let permit = assert_ready_ok!(granted.poll());
     assert_eq!(limiter.in_flight(&"T"), 2);
     drop((second, permit, granted));
@@ -207,16 +207,16 @@ fn a_limit_beyond_the_largest_is_the_largest() {
     let limiter = TenantLimiter::<Tenant>::new(usize::MAX);
     let permit = limiter.try_acquire(&"T").unwrap();
     assert_eq!(limit(&limiter, "T"), LARGEST);
-    limiter.set_limits(LARGEST + 1);
+    limiter.set_default_limit(LARGEST + 1);
     assert_eq!(limit(&limiter, "T"), LARGEST);
     limiter.set_limit(&"T", usize::MAX);
     assert_eq!(limit(&limiter, "T"), LARGEST);
-    limiter.set_limits(Limits::by(|_: &Tenant| usize::MAX));
+    limiter.set_default_limit(Limits::from_fn(|_: &Tenant| usize::MAX));
     limiter.clear_limit(&"T");
     assert_eq!(limit(&limiter, "T"), LARGEST);
     assert_eq!((limiter.in_flight(&"T"), limiter.waiting(&"T")), (1, 0));
     drop(permit);
-    limiter.set_limits(1);
+    limiter.set_default_limit(1);
     wind_up(&limiter, "T", 1, 1);
 }
 
@@ -256,7 +256,7 @@ fn a_limit_set_while_requests_race_is_the_one_that_holds() {
         let at_once = Evictor::after(Duration::ZERO).every(Duration::MAX);
         let limiter = limiter.evictor(at_once);
         for round in 0..2_000 {
-            limiter.set_limits(1 + round % 7);
+            limiter.set_default_limit(1 + round % 7);
             limiter.set_limit(&"T", 1 + round % 5);
             limiter.clear_limit(&"T");
             let permit = limiter.try_acquire(&"T");
@@ -264,7 +264,7 @@ fn a_limit_set_while_requests_race_is_the_one_that_holds() {
                 assert_eq!(limit(&limiter, "T"), 1 + round % 7);
             }
         }
-        limiter.set_limits(3);
+        limiter.set_default_limit(3);
     });
     wind_up(&limiter, "T", 3, 1);
 }
@@ -272,7 +272,7 @@ fn a_limit_set_while_requests_race_is_the_one_that_holds() {
 #[test]
 fn a_function_that_panics_harms_no_other_request() {
     let gate = Gate::shut();
-    let limits = Limits::by(|tenant: &Tenant| match *tenant {
+    let limits = Limits::from_fn(|tenant: &Tenant| match *tenant {
         "bad" => panic!("no limit for this one"),
         _ => 1,
     });
@@ -297,7 +297,7 @@ fn a_function_that_panics_harms_no_other_request() {
     limiter.set_limit(&"bad", 2);
     probe(limiter, "bad", 2, 1);
     limiter.clear_limit(&"other");
-    limiter.set_limits(4);
+    limiter.set_default_limit(4);
     wind_up(limiter, "bad", 2, 1);
 }
 
@@ -309,7 +309,7 @@ fn a_function_that_panics_for_one_tenant_leaves_the_others_their_new_limit() {
         probe(&limiter, tenant, 1, 1);
     }
     let set = AssertUnwindSafe(|| {
-        limiter.set_limits(Limits::by(|tenant: &Tenant| match *tenant {
+        limiter.set_default_limit(Limits::from_fn(|tenant: &Tenant| match *tenant {
             "bad" => panic!("no limit for this one"),
             _ => 2,
         }));
@@ -319,7 +319,7 @@ fn a_function_that_panics_for_one_tenant_leaves_the_others_their_new_limit() {
     for tenant in TENANTS {
         probe(&limiter, tenant, if tenant == "bad" { 1 } else { 2 }, 1);
     }
-    limiter.set_limits(3);
+    limiter.set_default_limit(3);
     wind_up(&limiter, "bad", 3, 1);
 }
 
@@ -349,17 +349,17 @@ fn closing_rejects_all_who_wait_and_all_who_come() {
         );
     }
     assert_eq!((limiter.in_flight(&"T"), limiter.waiting(&"T")), (1, 0));
-    assert_eq!(limiter.missing_stats().waiting, 0);
+    assert_eq!(limiter.anonymous_stats().waiting, 0);
     gate.let_out(3);
     for request in &mut running {
         assert_ready_ok!(request.poll());
     }
     drop((running, waiting, arriving));
-    assert_eq!(limiter.missing_stats().in_flight, 0);
+    assert_eq!(limiter.anonymous_stats().in_flight, 0);
     forget_idle(limiter);
     assert_eq!(limiter.tracked(), 0);
     // Neither a new entry nor a new limit opens it again.
-    limiter.set_limits(5);
+    limiter.set_default_limit(5);
     limiter.set_limit(&"T", 5);
     for newcomer in ["T", "new", ""] {
         assert_eq!(
@@ -386,14 +386,14 @@ fn closing_leaves_a_slot_to_the_waiter_that_was_granted_it_before() {
 fn a_tenant_that_comes_while_the_limiter_closes_is_rejected() {
     let limiter = TenantLimiter::<Tenant>::new(1);
     let other = limiter.clone();
-    limiter.set_limits(Limits::by(move |_: &Tenant| {
+    limiter.set_default_limit(Limits::from_fn(move |_: &Tenant| {
         other.close();
         1
     }));
     let rejected = limiter.try_acquire(&"T").unwrap_err();
     assert_eq!(rejected.reason(), RejectReason::Closed);
     assert_eq!(limiter.tracked(), 0);
-    limiter.set_limits(1);
+    limiter.set_default_limit(1);
 }
 
 #[test]
@@ -552,7 +552,7 @@ fn odd_have_nothing() -> (TenantLimiter<u64>, Told) {
     let note = move |tenant: Option<&u64>, event: Event| {
         log.lock().unwrap().extend(tenant.map(|id| (*id, event)));
     };
-    let limits = Limits::by(|id: &u64| usize::from(id % 2 == 0));
+    let limits = Limits::from_fn(|id: &u64| usize::from(id % 2 == 0));
     let limiter = TenantLimiter::new(limits).evictor(manual(Duration::ZERO));
     (limiter.observer(note), told)
 }
@@ -630,7 +630,7 @@ fn a_pause_leaves_a_tenant_tracked_or_untracked_as_it_was() {
 #[test]
 fn a_newcomer_that_would_have_nothing_is_admitted_and_tracked_in_a_dry_run() {
     let (limiter, _) = odd_have_nothing();
-    limiter.set_dry_run_of(&1, true);
+    limiter.set_tenant_dry_run(&1, true);
     let held = limiter.try_acquire(&1).unwrap();
     assert_eq!((limiter.tracked(), limiter.in_flight(&1)), (1, 1));
     assert!(limiter.try_acquire(&3).is_err());
@@ -648,12 +648,12 @@ fn a_function_that_panics_when_it_is_replaced_leaves_the_new_limit_in_force() {
         }
     }
     let planted = Panics;
-    let limiter = TenantLimiter::<Tenant>::new(Limits::by(move |_: &Tenant| {
+    let limiter = TenantLimiter::<Tenant>::new(Limits::from_fn(move |_: &Tenant| {
         std::hint::black_box(&planted);
         1
     }));
     drop(limiter.try_acquire(&"T").unwrap());
     assert_eq!(limit(&limiter, "T"), 1);
-    limiter.set_limits(3);
+    limiter.set_default_limit(3);
     assert_eq!(limit(&limiter, "T"), 3);
 }

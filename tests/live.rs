@@ -161,7 +161,7 @@ fn share_of_t(limiter: &TenantLimiter<Tenant>) -> usize {
 #[tokio::test(start_paused = true)]
 async fn a_weight_that_is_cleared_is_again_the_one_that_the_function_gives() {
     let weight = |tenant: &Tenant| if *tenant == "T" { 3 } else { 1 };
-    let limiter = queueing(8).capacity(Capacity::of(8).weights(weight));
+    let limiter = queueing(8).capacity(Capacity::new(8).weights(weight));
     assert_eq!(share_of_t(&limiter), 6);
     limiter.set_weight(&"T", 1);
     assert_eq!(share_of_t(&limiter), 4);
@@ -211,7 +211,7 @@ fn settings_replace_everything_that_tenants_had_for_themselves() {
 fn settings_ask_the_function_only_about_tenants_whose_own_limit_is_gone() {
     let asked = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&asked);
-    let limiter = queueing(Limits::by(move |_: &Tenant| {
+    let limiter = queueing(Limits::from_fn(move |_: &Tenant| {
         count.fetch_add(1, Ordering::SeqCst);
         1
     }));
@@ -230,7 +230,7 @@ fn settings_ask_the_function_only_about_tenants_whose_own_limit_is_gone() {
 
 #[test]
 fn settings_go_to_all_other_tenants_if_the_function_panics_for_one() {
-    let limiter = queueing(Limits::by(|tenant: &Tenant| {
+    let limiter = queueing(Limits::from_fn(|tenant: &Tenant| {
         assert_ne!(*tenant, "T", "expected");
         1
     }));
@@ -242,7 +242,7 @@ fn settings_go_to_all_other_tenants_if_the_function_panics_for_one() {
     catch_unwind(AssertUnwindSafe(apply)).unwrap_err();
     assert_eq!(limiter.stats(&"U").unwrap().limit, 1);
     assert_eq!(limiter.stats(&"V").unwrap().limit, 3);
-    limiter.set_limits(2);
+    limiter.set_default_limit(2);
     wind_up(&limiter, "T", 2, 1);
 }
 
@@ -288,8 +288,8 @@ fn changes_of_limits_are_told() {
         take(),
         [of_t(Some(3)), of_t(Some(0)), of_t(Some(2)), of_t(None)]
     );
-    limiter.set_limits(2);
-    limiter.set_limits(Limits::by(|_| 2));
+    limiter.set_default_limit(2);
+    limiter.set_default_limit(Limits::from_fn(|_| 2));
     limiter.set_capacity(7);
     assert_eq!(take(), [(None, Some(2)), (None, None), (None, Some(7))]);
 
@@ -385,7 +385,7 @@ fn settings_changed_under_load_lose_no_slot_and_no_waiter() {
 #[test]
 fn settings_of_a_shared_capacity_changed_under_load_lose_no_slot_and_no_waiter() {
     watched(|| {
-        let owners = Capacity::of(2).owners(|_: &Tenant| "both");
+        let owners = Capacity::new(2).owners(|_: &Tenant| "both");
         let limiter = queueing(1).capacity(owners);
         under_load(&limiter, |turn| {
             let weight = own(|own| own.weight = Some(turn % 4));

@@ -97,7 +97,7 @@ fn change(limiter: &Limiter, change: Change, turn: usize, clears: bool) {
     match change {
         SetLimit => limiter.set_limit(&tenant, LIMIT - turn % 2),
         ClearLimit => limiter.clear_limit(&tenant),
-        SetLimits => limiter.set_limits(Limits::by(move |_| {
+        SetLimits => limiter.set_default_limit(Limits::from_fn(move |_| {
             // Time for another change to come in between.
             thread::yield_now();
             LIMIT - turn % 2
@@ -108,13 +108,13 @@ fn change(limiter: &Limiter, change: Change, turn: usize, clears: bool) {
         SetWeight => limiter.set_weight(&tenant, turn % 5),
         ClearWeight => limiter.clear_weight(&tenant),
         SetCapacity => limiter.set_capacity(CAPACITY - turn % 4),
-        DryRunOfOne if turn % 4 == 3 => limiter.clear_dry_run_of(&tenant),
-        DryRunOfOne => limiter.set_dry_run_of(&tenant, turn % 2 == 0),
+        DryRunOfOne if turn % 4 == 3 => limiter.clear_tenant_dry_run(&tenant),
+        DryRunOfOne => limiter.set_tenant_dry_run(&tenant, turn % 2 == 0),
         DryRun => limiter.set_dry_run(turn % 2 == 0),
         Track => drop(limiter.try_acquire(&(turn as u64 % 1_000))),
         Evict => drop(limiter.evict_idle()),
         Look => drop((limiter.snapshot(), limiter.overrides())),
-        CloseToNewcomers if turn == TURNS / 2 => limiter.close_to_newcomers(),
+        CloseToNewcomers if turn == TURNS / 2 => limiter.stop_accepting(),
         Close if turn == TURNS / 2 => limiter.close(),
         CloseToNewcomers | Close => thread::yield_now(),
     }

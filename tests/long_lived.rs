@@ -24,7 +24,7 @@ use tokio::{sync::mpsc, task::spawn_blocking};
 use tokio_test::{assert_pending, assert_ready_ok};
 use tower::{Layer, Service, service_fn, util::BoxCloneSyncService};
 use tower_tenant::{
-    Ending, Event, Hold, Http, MissingTenant, Overflow, Rejected, SharedPermit,
+    Event, Hold, Http, MissingTenant, Outcome, Overflow, Rejected, SharedPermit,
     TenantConcurrencyLayer, TenantLimiter,
 };
 use wire::{Answer, Client, VERSIONS, Version, request, serve, tenant_in};
@@ -292,9 +292,9 @@ fn a_handle_is_for_those_who_ask_for_it_and_are_limited() {
     let shared = bypass.missing(MissingTenant::Share(1));
     let (response, permit) = admitted(|handler| shared.layer(handler), "/");
     drop(response);
-    assert_eq!(shared.limiter().missing_stats().in_flight, 1);
+    assert_eq!(shared.limiter().anonymous_stats().in_flight, 1);
     drop(permit.expect("a handle"));
-    assert_eq!(shared.limiter().missing_stats().in_flight, 0);
+    assert_eq!(shared.limiter().anonymous_stats().in_flight, 0);
 }
 
 #[test]
@@ -330,12 +330,12 @@ fn a_handle_below_two_layers_keeps_the_slots_of_both() {
 
 #[test]
 fn an_observer_is_told_how_the_request_ended_once_the_last_handle_is_gone() {
-    for (answered, ending) in [(true, Ending::Completed), (false, Ending::Cancelled)] {
-        let endings = Arc::new(Mutex::new(Vec::new()));
-        let told = Arc::clone(&endings);
+    for (answered, outcome) in [(true, Outcome::Completed), (false, Outcome::Cancelled)] {
+        let outcomes = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::clone(&outcomes);
         let note = move |_: Option<&Tenant>, event| {
-            if let Event::Released { ending, .. } = event {
-                told.lock().unwrap().push(ending);
+            if let Event::Released { outcome, .. } = event {
+                told.lock().unwrap().push(outcome);
             }
         };
         let limiter = TenantLimiter::new(1).observer(note);
@@ -345,9 +345,9 @@ fn an_observer_is_told_how_the_request_ended_once_the_last_handle_is_gone() {
             .hold(if answered { Hold::Head } else { Hold::Body });
         let (response, permit) = admitted(|handler| layer.layer(handler), "/");
         drop(response);
-        assert_eq!(*endings.lock().unwrap(), []);
+        assert_eq!(*outcomes.lock().unwrap(), []);
         drop(permit);
-        assert_eq!(*endings.lock().unwrap(), [ending]);
+        assert_eq!(*outcomes.lock().unwrap(), [outcome]);
         wind_up(layer.limiter(), "T", 1, 0);
     }
 }

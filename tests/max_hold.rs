@@ -33,7 +33,7 @@ use tokio_test::{
 };
 use tower::{Layer, Service, service_fn};
 use tower_tenant::{
-    BoxError, Ending, Event, Hold, HoldExpired, Http, MaxHold, Overflow, ResponseBody,
+    BoxError, Event, Hold, HoldExpired, Http, MaxHold, Outcome, Overflow, ResponseBody,
     SharedPermit, TenantConcurrencyLayer, TenantLimiter,
 };
 
@@ -69,12 +69,12 @@ fn watched(max: MaxHold) -> (Limiter, Log) {
     (Limiter::new(1).max_hold(max).observer(observer), log)
 }
 
-fn endings(log: &Log) -> Vec<Ending> {
-    let ending = |event: &Event| match event {
-        Event::Released { ending, .. } => Some(*ending),
+fn outcomes(log: &Log) -> Vec<Outcome> {
+    let outcome = |event: &Event| match event {
+        Event::Released { outcome, .. } => Some(*outcome),
         _ => None,
     };
-    log.lock().unwrap().iter().filter_map(ending).collect()
+    log.lock().unwrap().iter().filter_map(outcome).collect()
 }
 
 /// Lets the task that takes slots back run, up to `duration` from now.
@@ -125,7 +125,7 @@ async fn the_slot_of_a_body_that_is_not_polled_is_given_back_when_its_time_is_up
     assert_eq!(limiter.in_flight("A"), 0);
     assert_eq!(limiter.expired(), 1);
     assert_eq!(limiter.snapshot().expired, 1);
-    assert_eq!(endings(&log), [Ending::Expired]);
+    assert_eq!(outcomes(&log), [Outcome::Expired]);
 
     let error = assert_ready!(next_frame(&mut body).poll())
         .unwrap()
@@ -134,7 +134,7 @@ async fn the_slot_of_a_body_that_is_not_polled_is_given_back_when_its_time_is_up
     assert!(body.is_end_stream());
     assert!(assert_ready!(next_frame(&mut body).poll()).is_none());
     drop(body);
-    assert_eq!(endings(&log), [Ending::Expired]);
+    assert_eq!(outcomes(&log), [Outcome::Expired]);
     assert_eq!(limiter.in_flight("A"), 0);
 }
 
@@ -169,7 +169,7 @@ async fn a_response_that_may_go_on_does_so_uncounted() {
     drop(body);
     assert_eq!(limiter.in_flight("A"), 1, "given back twice");
     drop(second);
-    assert_eq!(endings(&log), [Ending::Expired, Ending::Cancelled]);
+    assert_eq!(outcomes(&log), [Outcome::Expired, Outcome::Cancelled]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -183,7 +183,7 @@ async fn a_handler_goes_on_and_its_response_ends_from_its_head() {
     let mut answer = call(&service, request("A"));
     assert_pending!(answer.poll());
     pass(LONGEST).await;
-    assert_eq!(endings(&log), [Ending::Expired]);
+    assert_eq!(outcomes(&log), [Outcome::Expired]);
     pass(LONGEST).await;
     let mut body = assert_ready_ok!(answer.poll()).into_body();
     let error = assert_ready!(next_frame(&mut body).poll())
@@ -200,7 +200,7 @@ async fn with_the_slot_held_to_the_head_the_body_is_not_bounded() {
     let mut body = respond(&service);
     pass(2 * LONGEST).await;
     assert_ready_ok!(next_frame(&mut body).poll().map(Option::unwrap));
-    assert_eq!(endings(&log), [Ending::Completed]);
+    assert_eq!(outcomes(&log), [Outcome::Completed]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -213,7 +213,7 @@ async fn a_request_that_ends_in_time_has_not_expired() {
     }
     pass(LONGEST).await;
     assert_eq!(limiter.expired(), 0);
-    assert_eq!(endings(&log), [Ending::Cancelled; 3]);
+    assert_eq!(outcomes(&log), [Outcome::Cancelled; 3]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -247,7 +247,7 @@ async fn permits_without_a_layer_are_bounded_by_choice() {
     pass(2 * LONGEST).await;
     assert!(!permit.is_expired());
     drop(permit);
-    assert_eq!(endings(&log), [Ending::Completed]);
+    assert_eq!(outcomes(&log), [Outcome::Completed]);
 
     let (limiter, log) = watched(MaxHold::after(LONGEST).bare_permits());
     let permit = limiter.acquire(&"A").await.unwrap();
@@ -258,7 +258,7 @@ async fn permits_without_a_layer_are_bounded_by_choice() {
     drop(permit);
     assert_eq!(limiter.in_flight("A"), 1, "given back twice");
     drop(second);
-    assert_eq!(endings(&log), [Ending::Expired, Ending::Completed]);
+    assert_eq!(outcomes(&log), [Outcome::Expired, Outcome::Completed]);
 }
 
 /// A request whose handler gives its handle away, and the handle.
@@ -284,7 +284,7 @@ async fn a_handle_keeps_a_slot_beyond_its_time_unless_handles_are_bounded_too() 
     assert_eq!(limiter.in_flight("A"), 1);
     drop(clone);
     assert_eq!(limiter.in_flight("A"), 0);
-    assert_eq!(endings(&log), [Ending::Expired]);
+    assert_eq!(outcomes(&log), [Outcome::Expired]);
     let error = assert_ready!(next_frame(&mut body).poll())
         .unwrap()
         .unwrap_err();
@@ -295,7 +295,7 @@ async fn a_handle_keeps_a_slot_beyond_its_time_unless_handles_are_bounded_too() 
     pass(LONGEST).await;
     assert_eq!(limiter.in_flight("A"), 0);
     drop((handle, body));
-    assert_eq!(endings(&log), [Ending::Expired]);
+    assert_eq!(outcomes(&log), [Outcome::Expired]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -306,7 +306,7 @@ async fn a_slot_whose_handles_go_in_time_is_bounded_as_any_other() {
     drop(handle);
     assert_eq!(limiter.in_flight("A"), 1);
     pass(LONGEST / 2).await;
-    assert_eq!(endings(&log), [Ending::Expired]);
+    assert_eq!(outcomes(&log), [Outcome::Expired]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -557,12 +557,12 @@ fn of_many_threads_each_slot_is_given_back_once() {
     });
     let admitted = |event: &&Event| matches!(event, Event::Admitted { .. });
     let admitted = log.lock().unwrap().iter().filter(admitted).count();
-    let endings = endings(&log);
-    let expired = endings
+    let outcomes = outcomes(&log);
+    let expired = outcomes
         .iter()
-        .filter(|ending| **ending == Ending::Expired)
+        .filter(|outcome| **outcome == Outcome::Expired)
         .count();
-    assert_eq!(endings.len(), admitted);
+    assert_eq!(outcomes.len(), admitted);
     assert_eq!(expired as u64, limiter.expired());
     assert!(expired > 0 && expired < admitted, "{expired} of {admitted}");
     for tenant in ["A", "B"] {

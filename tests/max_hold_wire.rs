@@ -16,7 +16,9 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use support::{Tenant, probe, soon, until};
 use tokio::{io::AsyncWriteExt, net::TcpStream, sync::mpsc};
-use tower_tenant::{Ending, Event, Http, MaxHold, Overflow, TenantConcurrencyLayer, TenantLimiter};
+use tower_tenant::{
+    Event, Http, MaxHold, Outcome, Overflow, TenantConcurrencyLayer, TenantLimiter,
+};
 use wire::{Answer, Client, VERSIONS, Version, serve, tenant_in};
 
 type Extract = fn(&Request<Body>) -> Option<Tenant>;
@@ -141,10 +143,10 @@ fn brief() -> MaxHold {
 
 #[tokio::test]
 async fn a_client_that_waits_for_more_is_cut_off_in_time() {
-    let (sender, mut endings) = mpsc::unbounded_channel();
+    let (sender, mut outcomes) = mpsc::unbounded_channel();
     let observer = move |_: Option<&Tenant>, event| {
-        if let Event::Released { ending, .. } = event {
-            sender.send(ending).unwrap();
+        if let Event::Released { outcome, .. } = event {
+            sender.send(outcome).unwrap();
         }
     };
     let limiter = limiter(brief()).observer(observer);
@@ -157,9 +159,9 @@ async fn a_client_that_waits_for_more_is_cut_off_in_time() {
             soon(response.into_body().collect()).await.is_err(),
             "{version:?}"
         );
-        assert_eq!(soon(endings.recv()).await, Some(Ending::Expired));
+        assert_eq!(soon(outcomes.recv()).await, Some(Outcome::Expired));
     }
-    assert!(endings.is_empty());
+    assert!(outcomes.is_empty());
 }
 
 #[tokio::test]

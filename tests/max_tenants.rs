@@ -277,7 +277,7 @@ fn looking_at_a_limiter_rejects_no_newcomer() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !done.load(std::sync::atomic::Ordering::Relaxed) {
-                    drop((limiter.snapshot(), limiter.set_limits(1)));
+                    drop((limiter.snapshot(), limiter.set_default_limit(1)));
                 }
             });
             let rejected = (1..20_000).filter_map(|tenant| reason(&limiter, tenant));

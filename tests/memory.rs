@@ -217,7 +217,7 @@ fn made_up_tenants_take_no_more_memory_than_the_table_allows() {
 fn an_owner_is_forgotten_with_the_last_of_its_tenants() {
     let _turn = turn();
     let before = live();
-    let capacity = Capacity::of(8).owners(|tenant: &u64| tenant / 2);
+    let capacity = Capacity::new(8).owners(|tenant: &u64| tenant / 2);
     let limiter = TenantLimiter::<u64>::new(4)
         .capacity(capacity)
         .evictor(manual(Duration::ZERO));

@@ -125,7 +125,7 @@ fn bypassed_requests_are_counted_and_limit_nobody() {
     }
     assert_eq!(layer.limiter().bypassed(), 100);
     assert_eq!(layer.limiter().tracked(), 0);
-    assert_eq!(layer.limiter().missing_stats().in_flight, 0);
+    assert_eq!(layer.limiter().anonymous_stats().in_flight, 0);
 
     let mut acme = call(&service, named("acme"));
     assert_pending!(acme.poll());
@@ -149,7 +149,7 @@ fn nameless_requests_share_one_limit_and_one_queue() {
     let mut second = call(&service, empty);
     let mut third = call(&service, long);
     assert!(is_in(&mut first) && is_in(&mut second) && is_in(&mut third));
-    let stats = layer.limiter().missing_stats();
+    let stats = layer.limiter().anonymous_stats();
     assert_eq!((stats.limit, stats.in_flight, stats.waiting), (2, 2, 1));
     let error = assert_ready_err!(call(&service, twice).poll());
     let rejected = error.rejected().unwrap();
@@ -162,10 +162,10 @@ fn nameless_requests_share_one_limit_and_one_queue() {
     drop(first);
     assert!(third.is_woken());
     assert_pending!(third.poll());
-    let stats = layer.limiter().missing_stats();
+    let stats = layer.limiter().anonymous_stats();
     assert_eq!((stats.in_flight, stats.waiting), (2, 0));
     drop((second, third));
-    let stats = layer.limiter().missing_stats();
+    let stats = layer.limiter().anonymous_stats();
     assert_eq!((stats.limit, stats.in_flight, stats.waiting), (2, 0, 0));
     assert_eq!(layer.limiter().tracked(), 0);
     assert_eq!(layer.limiter().bypassed(), 0);
@@ -204,7 +204,7 @@ fn a_tenant_called_like_anything_never_shares_with_the_nameless() {
         requests.iter_mut().all(is_in),
         "a named tenant is rejected for the nameless"
     );
-    assert_eq!(limiter.missing_stats().in_flight, 1);
+    assert_eq!(limiter.anonymous_stats().in_flight, 1);
 
     drop(flood);
     // All named ones are full, and the nameless are not.
@@ -214,7 +214,7 @@ fn a_tenant_called_like_anything_never_shares_with_the_nameless() {
     let mut flood = call(&service, None);
     assert_pending!(flood.poll());
     drop((flood, requests));
-    assert_eq!(limiter.missing_stats().in_flight, 0);
+    assert_eq!(limiter.anonymous_stats().in_flight, 0);
     for name in names {
         probe(&limiter, name.to_owned(), 1, 2);
     }
@@ -225,8 +225,8 @@ fn a_tenant_called_like_anything_never_shares_with_the_nameless() {
 #[test]
 fn the_limit_of_named_tenants_is_not_that_of_the_nameless() {
     let layer = layer(1).missing(MissingTenant::Share(1));
-    layer.limiter().set_limits(7);
-    assert_eq!(layer.limiter().missing_stats().limit, 1);
+    layer.limiter().set_default_limit(7);
+    assert_eq!(layer.limiter().anonymous_stats().limit, 1);
     let layer = layer.missing(MissingTenant::Share(0));
     let service = layer.layer(held());
     let error = assert_ready_err!(call(&service, nameless()).poll());

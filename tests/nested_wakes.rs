@@ -119,7 +119,7 @@ fn a_long_line_whose_wakers_poll_at_once_is_served_in_order_without_nesting_deep
 #[test]
 fn a_long_line_for_a_shared_capacity_is_served_without_nesting_deeply() {
     on_a_thread(|| {
-        let limiter = limiter(1).capacity(Capacity::of(1));
+        let limiter = limiter(1).capacity(Capacity::new(1));
         let held = limiter.try_acquire(&7).unwrap();
         let requests: Vec<_> = (0..WAITERS)
             .map(|number| Request::arrive(&limiter, number as u64 % 100, number))

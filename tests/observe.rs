@@ -38,7 +38,7 @@ use tokio_test::{
 };
 use tower::{Layer, Service, ServiceExt, service_fn, util::ServiceFn};
 use tower_tenant::{
-    Capacity, Ending, Event, Face, FromHeader, Hold, Limits, MissingTenant, Observer, Overflow,
+    Capacity, Event, Face, FromHeader, Hold, Limits, MissingTenant, Observer, Outcome, Overflow,
     Permit, RejectReason, Rejected, TenantConcurrencyLayer, TenantLimiter, header,
 };
 use wire::{Client, VERSIONS, serve, tenant_in};
@@ -52,7 +52,7 @@ enum Told {
     Admitted(bool),
     Rejected(RejectReason, bool),
     Cancelled,
-    Released(Ending),
+    Released(Outcome),
     /// Not of a request.
     Changed,
 }
@@ -74,7 +74,7 @@ impl From<Event> for Told {
             Event::Admitted { waited } => Admitted(waited.is_some()),
             Event::Rejected { rejected, waited } => Rejected(rejected.reason(), waited.is_some()),
             Event::Cancelled { .. } => Cancelled,
-            Event::Released { ending, .. } => Released(ending),
+            Event::Released { outcome, .. } => Released(outcome),
             Event::LimitChanged { .. }
             | Event::CapacityChanged { .. }
             | Event::WouldReject { .. }
@@ -119,7 +119,7 @@ impl<K: Clone> Log<K> {
 
 impl<K: Clone + Send + Sync + 'static> Observer<K> for Log<K> {
     fn observe(&self, tenant: Option<&K>, event: Event) {
-        // What is done to limits is no ending of a request.
+        // What is done to limits is no outcome of a request.
         if !matches!(
             event,
             Event::LimitChanged { .. } | Event::CapacityChanged { .. }
@@ -288,19 +288,19 @@ impl Act {
     }
 
     fn told(self, holds_body: bool) -> Vec<Told> {
-        let by_body = |ending| match holds_body {
-            true => ending,
-            false => Ending::Completed,
+        let by_body = |outcome| match holds_body {
+            true => outcome,
+            false => Outcome::Completed,
         };
-        let runs = |ending| vec![Admitted(false), Released(ending)];
-        let done = Released(Ending::Completed);
+        let runs = |outcome| vec![Admitted(false), Released(outcome)];
+        let done = Released(Outcome::Completed);
         match self {
-            Act::ReadToEnd | Act::ReadEmpty => runs(Ending::Completed),
-            Act::BodyFails => runs(by_body(Ending::Failed)),
-            Act::ReadHalf | Act::ReadNothing | Act::BodyPanics => runs(by_body(Ending::Cancelled)),
-            Act::Fails => runs(Ending::Failed),
+            Act::ReadToEnd | Act::ReadEmpty => runs(Outcome::Completed),
+            Act::BodyFails => runs(by_body(Outcome::Failed)),
+            Act::ReadHalf | Act::ReadNothing | Act::BodyPanics => runs(by_body(Outcome::Cancelled)),
+            Act::Fails => runs(Outcome::Failed),
             Act::Panics | Act::PanicsInCall | Act::DroppedRunning | Act::DroppedBeforeItsPoll => {
-                runs(Ending::Cancelled)
+                runs(Outcome::Cancelled)
             }
             Act::Rejected => {
                 let rejected = Rejected(RejectReason::QueueFull, false);
@@ -315,7 +315,7 @@ impl Act {
                 vec![Admitted(false), Queued, rejected, done]
             }
             Act::DroppedWhileQueued => vec![Admitted(false), Queued, Cancelled, done],
-            Act::DroppedBeforeItQueues => runs(Ending::Completed),
+            Act::DroppedBeforeItQueues => runs(Outcome::Completed),
             Act::DroppedWithItsGrant => vec![Admitted(false), Queued, done, Cancelled],
             Act::RunsAfterAWait => {
                 vec![Admitted(false), Queued, done, Admitted(true), done]
@@ -437,7 +437,7 @@ fn layers(observer: impl Fn() -> Box<dyn Observer<String>>) -> [TestLayer; 2] {
             .evictor(manual(Duration::MAX))
             .observer(Boxed(observer()))
     };
-    [limiter(), limiter().capacity(Capacity::of(1))]
+    [limiter(), limiter().capacity(Capacity::new(1))]
         .map(|limiter| TenantConcurrencyLayer::with_limiter(limiter, header("x-tenant")))
 }
 
@@ -483,7 +483,7 @@ async fn play_all<F, B>(
     let first = log.take();
     assert_eq!(
         first,
-        [Tracked, Admitted(false), Released(Ending::Completed)]
+        [Tracked, Admitted(false), Released(Outcome::Completed)]
     );
     sums.add(first);
     for number in shuffled(1_000) {
@@ -552,7 +552,7 @@ fn wait(limiter: &Limiter, tenant: Tenant) -> Waiting {
 async fn a_limiter_without_a_layer_tells_every_ending_too() {
     let log = Log::new();
     let limiter = limiter(1, 2, &log).max_tenants(1);
-    let done = Released(Ending::Completed);
+    let done = Released(Outcome::Completed);
     let held = limiter.try_acquire(&"T").unwrap();
     assert_eq!(log.take(), [Tracked, Admitted(false)]);
     assert!(limiter.try_acquire(&"T").is_err());
@@ -620,7 +620,7 @@ async fn a_limiter_without_a_layer_tells_every_ending_too() {
 #[tokio::test(start_paused = true)]
 async fn a_waiter_whose_place_another_tenant_takes_is_told_as_rejected() {
     let log = Log::new();
-    let limiter = limiter(2, 4, &log).capacity(Capacity::of(1).queue(2));
+    let limiter = limiter(2, 4, &log).capacity(Capacity::new(1).queue(2));
     let held = limiter.try_acquire(&"T").unwrap();
     let mut first = wait(&limiter, "T");
     let mut displaced = wait(&limiter, "T");
@@ -646,7 +646,7 @@ async fn a_waiter_whose_place_another_tenant_takes_is_told_as_rejected() {
     drop(held);
     drop(assert_ready_ok!(first.poll()));
     drop(assert_ready_ok!(third.poll()));
-    let done = Released(Ending::Completed);
+    let done = Released(Outcome::Completed);
     let admitted = Admitted(true);
     assert_eq!(log.take(), [done, admitted, done, admitted, done]);
     assert_eq!(limiter.capacity_stats().unwrap().in_flight, 0);
@@ -672,7 +672,7 @@ async fn a_connection_that_is_closed_cancels_its_request_or_its_body() {
             .route("/events", get(events));
         let addr = serve(router.layer(layer.clone())).await;
         let idle = || layer.limiter().in_flight("T") == 0;
-        let cancelled = [Admitted(false), Released(Ending::Cancelled)];
+        let cancelled = [Admitted(false), Released(Outcome::Cancelled)];
 
         let running = tokio::spawn(wire::get(addr, version, "/work", "T"));
         until(|| gate.running("T") == 1).await;
@@ -695,7 +695,7 @@ async fn a_connection_that_is_closed_cancels_its_request_or_its_body() {
         gate.let_out(1);
         assert_eq!(wire::get(addr, version, "/work", "T").await.body, "T");
         until(idle).await;
-        assert_eq!(log.take(), [Admitted(false), Released(Ending::Completed)]);
+        assert_eq!(log.take(), [Admitted(false), Released(Outcome::Completed)]);
         probe(layer.limiter(), "T", 1, 1);
     }
 }
@@ -733,7 +733,7 @@ fn a_service_that_fails_to_be_ready_after_a_wait_has_failed() {
     drop(held);
     log.take();
     assert_ready_err!(waiting.poll());
-    assert_eq!(log.take(), [Admitted(true), Released(Ending::Failed)]);
+    assert_eq!(log.take(), [Admitted(true), Released(Outcome::Failed)]);
     probe(&limiter, "T", 1, 1);
 }
 
@@ -744,11 +744,11 @@ async fn waits_and_holds_are_told_to_the_nanosecond() {
         let mut log = Log::new();
         log.times_holds = true;
         let limiter = match capacity {
-            true => limiter(1, 3, &log).capacity(Capacity::of(1)),
+            true => limiter(1, 3, &log).capacity(Capacity::new(1)),
             false => limiter(1, 3, &log),
         };
         let nanos = Duration::from_nanos;
-        let ending = Ending::Completed;
+        let outcome = Outcome::Completed;
         advance(nanos(1_234_567_891)).await;
 
         let held = limiter.try_acquire(&"T").unwrap();
@@ -784,14 +784,14 @@ async fn waits_and_holds_are_told_to_the_nanosecond() {
                     waited: since(5_001_000_000)
                 },
                 Event::Released {
-                    ending,
+                    outcome,
                     held: since(5_001_000_010)
                 },
                 Event::Admitted {
                     waited: since(5_001_000_000 - 1_000 + 7)
                 },
                 Event::Released {
-                    ending,
+                    outcome,
                     held: since(400_000)
                 },
             ]
@@ -808,8 +808,11 @@ async fn holds_are_timed_only_if_asked_for() {
     let held = limiter.try_acquire(&"T").unwrap();
     advance(Duration::from_secs(1)).await;
     drop(held);
-    let ending = Ending::Completed;
-    let told = Event::Released { ending, held: None };
+    let outcome = Outcome::Completed;
+    let told = Event::Released {
+        outcome,
+        held: None,
+    };
     assert_eq!(log.take_events().last(), Some(&told));
 }
 
@@ -841,7 +844,7 @@ fn a_tenant_is_named_and_who_names_none_is_not() {
         [
             Admitted(false),
             Rejected(RejectReason::AtLimit, false),
-            Released(Ending::Cancelled)
+            Released(Outcome::Cancelled)
         ]
     );
     assert!(!ask(MissingTenant::Share(1)));
@@ -1011,7 +1014,7 @@ fn an_observer_may_use_the_limiter_while_a_waiter_loses_its_place() {
         let uses = Arc::clone(&slot);
         let limiter = TenantLimiter::new(2)
             .overflow(Overflow::queue(4).max_wait(Duration::MAX))
-            .capacity(Capacity::of(1).queue(2))
+            .capacity(Capacity::new(1).queue(2))
             .observer(move |_: Option<&Tenant>, event: Event| {
                 let limiter = uses.lock().unwrap().clone();
                 let rejected = matches!(event, Event::Rejected { .. } | Event::Queued);
@@ -1044,7 +1047,7 @@ fn the_sums_of_many_threads_balance() {
             .overflow(Overflow::queue(2).max_wait(Duration::MAX))
             .observer((sums.clone(), ()));
         let limiter: Limiter = match capacity {
-            true => limiter.capacity(Capacity::of(3).queue(2)),
+            true => limiter.capacity(Capacity::new(3).queue(2)),
             false => limiter,
         };
         let arrived = AtomicUsize::new(0);
@@ -1078,7 +1081,7 @@ fn a_tenant_that_somebody_else_brings_meanwhile_is_told_once() {
     let log = Log::new();
     let rival = Arc::new(Mutex::new(None::<Limiter>));
     let slot = Arc::clone(&rival);
-    let limits = Limits::by(move |tenant: &Tenant| {
+    let limits = Limits::from_fn(move |tenant: &Tenant| {
         // While the newcomer asks for its limit.
         let rival = slot.lock().unwrap().take();
         if let Some(limiter) = rival {
@@ -1089,7 +1092,7 @@ fn a_tenant_that_somebody_else_brings_meanwhile_is_told_once() {
     let limiter = TenantLimiter::new(limits).observer(log.clone());
     *rival.lock().unwrap() = Some(limiter.clone());
     drop(limiter.try_acquire(&"T"));
-    let done = Released(Ending::Completed);
+    let done = Released(Outcome::Completed);
     let [tracked, admitted] = [Tracked, Admitted(false)];
     assert_eq!(log.take(), [tracked, admitted, done, admitted, done]);
     forget_all(&limiter);

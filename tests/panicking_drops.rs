@@ -784,7 +784,7 @@ struct World {
 impl World {
     fn new(case: Case, plant: Arc<Plant>) -> Self {
         let mine = Mine::new(Value::Limits);
-        let limits = Limits::by(move |_: &Key| {
+        let limits = Limits::from_fn(move |_: &Key| {
             mine.is_used();
             LIMIT
         });
@@ -1045,7 +1045,7 @@ fn capacity(sharing: Sharing) -> Capacity<Key> {
         mine.is_used();
         1
     };
-    let capacity = Capacity::of(LIMIT).queue(PLACES).weights(weights);
+    let capacity = Capacity::new(LIMIT).queue(PLACES).weights(weights);
     if sharing == Sharing::Capacity {
         return capacity;
     }

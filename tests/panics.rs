@@ -522,7 +522,7 @@ fn a_panic_of_the_extractor_leaves_no_trace() {
 // PN5
 #[test]
 fn a_panic_of_the_limit_function_fails_only_the_request_that_asked() {
-    let limits = Limits::by(|tenant: &Tenant| match *tenant {
+    let limits = Limits::from_fn(|tenant: &Tenant| match *tenant {
         "panic" => std::panic::panic_any(BOOM),
         _ => 2,
     });

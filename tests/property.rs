@@ -199,7 +199,7 @@ impl Run {
             Step::SetLimits(limit) => {
                 self.reference.default = limit;
                 self.reference.serve_all();
-                self.limiter.set_limits(limit);
+                self.limiter.set_default_limit(limit);
             }
             Step::Evict => {
                 let (waiting, permits) = (&self.waiting, &self.permits);

@@ -215,11 +215,11 @@ proptest! {
 
     #[test]
     fn slots_of_both_kinds_are_counted_and_none_is_idle(steps in prop::collection::vec(step(), 1..200)) {
-        run(Capacity::of(3), steps);
+        run(Capacity::new(3), steps);
     }
 
     #[test]
     fn with_owners_too(steps in prop::collection::vec(step(), 1..200)) {
-        run(Capacity::of(3).owners(|tenant: &u8| tenant / 2), steps);
+        run(Capacity::new(3).owners(|tenant: &u8| tenant / 2), steps);
     }
 }

@@ -125,7 +125,7 @@ fn a_panic_that_panics_when_dropped_loses_no_wake_up() {
             .poll(&mut Context::from_waker(&good_waker))
             .is_pending()
     );
-    let r = catch_unwind(AssertUnwindSafe(|| limiter.set_limits(3)));
+    let r = catch_unwind(AssertUnwindSafe(|| limiter.set_default_limit(3)));
     let (w, stats) = (good.0.load(Ordering::SeqCst), limiter.stats(&1));
     assert!(
         r.is_ok() && w == 1,
@@ -141,7 +141,7 @@ fn panics_that_panic_when_dropped_do_not_stop_set_limits_half_way() {
         drop(limiter.try_acquire(&t).unwrap());
     }
     let r = catch_unwind(AssertUnwindSafe(|| {
-        limiter.set_limits(Limits::by(|t: &u32| {
+        limiter.set_default_limit(Limits::from_fn(|t: &u32| {
             if t % 2 == 0 {
                 std::panic::panic_any(Bomb)
             } else {
@@ -163,7 +163,7 @@ fn a_function_may_set_the_limit_of_another_tenant() {
     let limiter = TenantLimiter::<u32>::new(1);
     let calls = Arc::new(AtomicUsize::new(0));
     let (other, c) = (limiter.clone(), calls.clone());
-    limiter.set_limits(Limits::by(move |t: &u32| {
+    limiter.set_default_limit(Limits::from_fn(move |t: &u32| {
         if c.fetch_add(1, Ordering::SeqCst) > 10_000 {
             panic!("asked 10000 times for one request");
         }
@@ -178,7 +178,7 @@ fn limits_set_often_do_not_starve_a_newcomer_of_a_slow_function() {
     let limiter = TenantLimiter::<u32>::new(1);
     let asked = Arc::new(AtomicUsize::new(0));
     let a = asked.clone();
-    limiter.set_limits(Limits::by(move |_: &u32| {
+    limiter.set_default_limit(Limits::from_fn(move |_: &u32| {
         a.fetch_add(1, Ordering::SeqCst);
         thread::sleep(Duration::from_millis(50));
         1

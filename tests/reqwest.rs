@@ -140,7 +140,7 @@ async fn trailers_of_the_receiver_arrive() {
 
 /// How a caller may be done with a response of which half has come.
 #[derive(Clone, Copy, Debug)]
-enum Ending {
+enum Outcome {
     ReadToTheEnd,
     Broken,
     Dropped,
@@ -150,12 +150,12 @@ enum Ending {
 #[tokio::test]
 async fn a_body_keeps_the_slot_until_it_ends_fails_or_is_dropped() {
     for version in VERSIONS {
-        for ending in [Ending::ReadToTheEnd, Ending::Broken, Ending::Dropped] {
+        for outcome in [Outcome::ReadToTheEnd, Outcome::Broken, Outcome::Dropped] {
             let (receiver, layer) = (Receiver::start(Gate::shut()).await, shedding(1));
             let service = layer.layer(client(version));
-            let path = match ending {
-                Ending::Broken => "/broken",
-                Ending::ReadToTheEnd | Ending::Dropped => "/stream",
+            let path = match outcome {
+                Outcome::Broken => "/broken",
+                Outcome::ReadToTheEnd | Outcome::Dropped => "/stream",
             };
             let mut response = send(&service, request(&receiver, path, "T")).await.unwrap();
             assert_eq!(soon(response.chunk()).await.unwrap().unwrap(), "head");
@@ -163,9 +163,9 @@ async fn a_body_keeps_the_slot_until_it_ends_fails_or_is_dropped() {
                 let rejected = send(&service, request(&receiver, "/work", "T")).await;
                 assert_eq!(reason(rejected), RejectReason::AtLimit);
             }
-            match ending {
-                Ending::Dropped => drop(response),
-                Ending::ReadToTheEnd => {
+            match outcome {
+                Outcome::Dropped => drop(response),
+                Outcome::ReadToTheEnd => {
                     receiver.gate.let_out(1);
                     let mut rest = Vec::new();
                     while let Some(chunk) = soon(response.chunk()).await.unwrap() {
@@ -174,7 +174,7 @@ async fn a_body_keeps_the_slot_until_it_ends_fails_or_is_dropped() {
                     assert_eq!(rest, b"tail");
                     probe(layer.limiter(), "T", 1, 0);
                 }
-                Ending::Broken => {
+                Outcome::Broken => {
                     receiver.gate.let_out(1);
                     assert!(soon(response.chunk()).await.unwrap_err().is_decode());
                     probe(layer.limiter(), "T", 1, 0);

@@ -32,7 +32,7 @@ use support::{Gate, Tenant, probe, soon, until, wind_up};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tower_tenant::{
-    Ending, Event, Hold, MissingTenant, NoTenant, Overflow, RejectReason, Rejected, TenantLimiter,
+    Event, Hold, MissingTenant, NoTenant, Outcome, Overflow, RejectReason, Rejected, TenantLimiter,
     TenantMiddleware,
 };
 
@@ -260,7 +260,7 @@ async fn requests_without_a_tenant_pass_or_share_a_limit_by_choice() {
     for served in passing.into_iter().chain([first]) {
         assert_eq!(served.await.unwrap().unwrap(), "T");
     }
-    assert_eq!(limiter.missing_stats().in_flight, 0);
+    assert_eq!(limiter.anonymous_stats().in_flight, 0);
     wind_up(&limiter, "T", 1, 0);
 }
 
@@ -360,11 +360,11 @@ async fn with_hold_head_bodies_stream_without_a_slot() {
 async fn an_observer_is_told_how_each_request_ended() {
     for hold in [Hold::Body, Hold::Head] {
         let receiver = Receiver::start(Gate::shut()).await;
-        let endings = Arc::<Mutex<Vec<Ending>>>::default();
-        let told = Arc::clone(&endings);
+        let outcomes = Arc::<Mutex<Vec<Outcome>>>::default();
+        let told = Arc::clone(&outcomes);
         let limiter = queueing(1, 1).observer(move |_: Option<&Tenant>, event: Event| {
-            if let Event::Released { ending, .. } = event {
-                told.lock().unwrap().push(ending);
+            if let Event::Released { outcome, .. } = event {
+                told.lock().unwrap().push(outcome);
             }
         });
         let client = builder().with(middleware(&limiter).hold(hold)).build();
@@ -383,9 +383,9 @@ async fn an_observer_is_told_how_each_request_ended() {
         until(|| receiver.gate.running("T") == 1).await;
         dropped.abort();
         assert!(dropped.await.unwrap_err().is_cancelled());
-        let endings = endings.lock().unwrap().clone();
-        use Ending::{Cancelled, Completed, Failed};
-        assert_eq!(endings, [Completed, Failed, Completed, Cancelled]);
+        let outcomes = outcomes.lock().unwrap().clone();
+        use Outcome::{Cancelled, Completed, Failed};
+        assert_eq!(outcomes, [Completed, Failed, Completed, Cancelled]);
         wind_up(&limiter, "T", 1, 1);
     }
 }

@@ -176,7 +176,7 @@ async fn live_on(count: usize) -> usize {
     let dropped = Arc::new(());
     for _ in 0..count {
         let (in_limits, in_extract) = (Arc::clone(&dropped), Arc::clone(&dropped));
-        let limits = Limits::by(move |_: &Tenant| Arc::strong_count(&in_limits));
+        let limits = Limits::from_fn(move |_: &Tenant| Arc::strong_count(&in_limits));
         let extract = move |tenant: &Tenant| {
             assert!(Arc::strong_count(&in_extract) > 1);
             Some(*tenant)

@@ -17,7 +17,7 @@ use support::{forget_all, forget_idle, manual, probe, watched, wind_up};
 use tokio_test::{assert_pending, task};
 use tower::{Layer, service_fn};
 use tower_tenant::{
-    Capacity, Column, MissingTenant, Overflow, Permit, Rejected, Snapshot, TenantConcurrencyLayer,
+    Capacity, MissingTenant, Overflow, Permit, Rejected, Snapshot, SortBy, TenantConcurrencyLayer,
     TenantLimiter, TenantSnapshot,
 };
 
@@ -67,7 +67,7 @@ fn a_snapshot_tells_what_the_limiter_tells() {
     assert_eq!((snapshot.tracked, snapshot.bypassed), (3, 0));
     assert_eq!((snapshot.admitted, snapshot.rejected), (None, None));
     assert_eq!((snapshot.capacity, snapshot.closed), (None, false));
-    assert_eq!(snapshot.missing, limiter.missing_stats());
+    assert_eq!(snapshot.anonymous, limiter.anonymous_stats());
 
     drop(waiters);
     drop(permits);
@@ -94,7 +94,10 @@ fn requests_that_name_no_tenant_are_in_the_totals_and_not_among_the_tenants() {
 
     let snapshot = layer.limiter().snapshot();
     assert_eq!((snapshot.in_flight, snapshot.waiting), (1, 1));
-    assert_eq!((snapshot.missing.limit, snapshot.missing.in_flight), (1, 1));
+    assert_eq!(
+        (snapshot.anonymous.limit, snapshot.anonymous.in_flight),
+        (1, 1)
+    );
     assert_eq!((snapshot.admitted, snapshot.rejected), (Some(1), Some(0)));
     assert_eq!(snapshot.capacity, layer.limiter().capacity_stats());
     assert_eq!(snapshot.tenants, []);
@@ -155,7 +158,7 @@ async fn idle_time_counts_from_the_sweep_that_found_the_tenant_idle() {
 
 #[test]
 fn shares_divide_the_capacity_by_weight_between_those_who_are_active() {
-    let weights = Capacity::of(12).weights(|tenant| if *tenant == "a" { 3 } else { 1 });
+    let weights = Capacity::new(12).weights(|tenant| if *tenant == "a" { 3 } else { 1 });
     let limiter = limiter(20).capacity(weights);
     let a = limiter.try_acquire(&"a").unwrap();
     let b = limiter.try_acquire(&"b").unwrap();
@@ -177,7 +180,7 @@ fn shares_divide_the_capacity_by_weight_between_those_who_are_active() {
 
 #[test]
 fn shares_divide_the_capacity_between_owners_first() {
-    let owners = Capacity::of(12).owners(|tenant: &&str| tenant.as_bytes()[0]);
+    let owners = Capacity::new(12).owners(|tenant: &&str| tenant.as_bytes()[0]);
     let limiter = limiter(20).capacity(owners);
     limiter.set_weight(&"x2", 2);
     let permits = ["x1", "x2", "y1"].map(|tenant| limiter.try_acquire(&tenant).unwrap());
@@ -215,15 +218,15 @@ fn a_snapshot_tells_what_is_only_pretended() {
     let held = ["a", "b"].map(|tenant| limiter.try_acquire(&tenant).unwrap());
     let dry = |tenant| (limiter.snapshot().dry_run, of(&limiter, tenant).dry_run);
     assert_eq!((dry("a"), dry("b")), ((false, false), (false, false)));
-    limiter.set_dry_run_of(&"a", true);
+    limiter.set_tenant_dry_run(&"a", true);
     assert_eq!((dry("a"), dry("b")), ((false, true), (false, false)));
     drop(limiter.try_acquire(&"a").unwrap());
     assert_eq!(limiter.snapshot().would_have_rejected, 1);
     limiter.set_dry_run(true);
-    limiter.set_dry_run_of(&"a", false);
+    limiter.set_tenant_dry_run(&"a", false);
     assert_eq!((dry("a"), dry("b")), ((true, false), (true, true)));
     limiter.set_dry_run(false);
-    limiter.clear_dry_run_of(&"a");
+    limiter.clear_tenant_dry_run(&"a");
     assert_eq!((dry("a"), dry("b")), ((false, false), (false, false)));
     drop(held);
     assert_eq!(limiter.snapshot().would_have_rejected, 1);
@@ -231,7 +234,7 @@ fn a_snapshot_tells_what_is_only_pretended() {
 }
 
 /// The names of the top tenants.
-fn top(snapshot: &Snapshot<&'static str>, n: usize, column: Column) -> Vec<&'static str> {
+fn top(snapshot: &Snapshot<&'static str>, n: usize, column: SortBy) -> Vec<&'static str> {
     let rows = snapshot.top(n, column);
     rows.iter().map(|row| row.tenant).collect()
 }
@@ -255,22 +258,22 @@ async fn the_top_are_those_with_the_largest_figures_by_any_column() {
 
     let snapshot = limiter.snapshot();
     let first = |column| top(&snapshot, 1, column)[0];
-    assert_eq!(first(Column::Limit), "c");
-    assert_eq!(first(Column::InFlight), "b");
-    assert_eq!(first(Column::Waiting), "b");
-    assert_eq!(first(Column::OldestWait), "a");
-    assert_eq!(first(Column::Weight), "b");
-    assert_eq!(first(Column::Share), "b");
-    assert_eq!(first(Column::Admitted), "b");
-    assert_eq!(first(Column::Rejected), "b");
-    assert_eq!(first(Column::Idle), "c");
+    assert_eq!(first(SortBy::Limit), "c");
+    assert_eq!(first(SortBy::InFlight), "b");
+    assert_eq!(first(SortBy::Waiting), "b");
+    assert_eq!(first(SortBy::OldestWait), "a");
+    assert_eq!(first(SortBy::Weight), "b");
+    assert_eq!(first(SortBy::Share), "b");
+    assert_eq!(first(SortBy::Admitted), "b");
+    assert_eq!(first(SortBy::Rejected), "b");
+    assert_eq!(first(SortBy::Idle), "c");
     assert_eq!(
-        top(&snapshot, 9, Column::OldestWait),
+        top(&snapshot, 9, SortBy::OldestWait),
         ["a", "b", "c"],
         "none comes last"
     );
-    assert_eq!(top(&snapshot, 2, Column::Share), ["b", "a"]);
-    assert!(top(&snapshot, 0, Column::Limit).is_empty());
+    assert_eq!(top(&snapshot, 2, SortBy::Share), ["b", "a"]);
+    assert!(top(&snapshot, 0, SortBy::Limit).is_empty());
     drop((a, late, b, later));
     wind_up(&limiter, "b", 2, 2);
 }
@@ -283,16 +286,16 @@ fn equal_figures_stay_in_the_order_of_the_snapshot() {
     let more = limiter.try_acquire(&names[7]).unwrap();
     let snapshot = limiter.snapshot();
     let all: Vec<_> = snapshot.tenants.iter().map(|row| row.tenant).collect();
-    assert_eq!(top(&snapshot, 200, Column::Limit), all);
+    assert_eq!(top(&snapshot, 200, SortBy::Limit), all);
     assert_eq!(
-        top(&snapshot, 50, Column::Share),
+        top(&snapshot, 50, SortBy::Share),
         all[..50],
         "none have a share"
     );
     let mut expected = all.clone();
     expected.retain(|name| *name != "7");
     expected.insert(0, "7");
-    assert_eq!(top(&snapshot, 20, Column::InFlight), expected[..20]);
+    assert_eq!(top(&snapshot, 20, SortBy::InFlight), expected[..20]);
     drop((permits, more));
     wind_up(&limiter, "7", 4, 2);
 }
@@ -398,7 +401,7 @@ fn requests_of_all_tenants_go_on_while_a_key_is_cloned() {
             drop(limiter.try_acquire(&key(n)).unwrap());
             assert!(limiter.try_acquire(&key(n)).is_ok());
         }
-        limiter.set_limits(3);
+        limiter.set_default_limit(3);
         forget_idle(&limiter);
         let kept = limiter.tracked();
         assert!(kept < 100, "only those of one part are kept: {kept}");
@@ -498,7 +501,7 @@ fn the_time_of_a_snapshot_of_many_tenants_is_printed() {
     let start = Instant::now();
     let snapshot = limiter.snapshot();
     let taken = start.elapsed();
-    let top = snapshot.top(100, Column::InFlight).len();
+    let top = snapshot.top(100, SortBy::InFlight).len();
     println!(
         "100 000 tenants: {taken:?}, with the top {top}: {:?}",
         start.elapsed()

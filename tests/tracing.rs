@@ -170,7 +170,7 @@ fn changes_of_limits_are_told_at_the_usual_level() {
         let trace = Trace::new().tenant(|tenant: &String| tenant.clone());
         let limiter = limiter(trace).capacity(8);
         limiter.set_limit("acme", 2);
-        limiter.set_limits(3);
+        limiter.set_default_limit(3);
         limiter.set_capacity(9);
     });
     let told = lines.take();

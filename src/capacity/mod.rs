@@ -28,7 +28,7 @@ use crate::capacity::{owners::OwnerBook, pool::Owner};
 /// let limiter = TenantLimiter::<String>::new(64)
 ///     .overflow(Overflow::queue(100))
 ///     .capacity(
-///         Capacity::of(200)
+///         Capacity::new(200)
 ///             .queue(1_000)
 ///             .weights(|tenant: &String| if tenant.starts_with("pro-") { 4 } else { 1 }),
 ///     );
@@ -49,7 +49,7 @@ impl<K> Capacity<K> {
     ///
     /// With 0, all wait or are rejected. Numbers above 2 147 483 647 are taken as that.
     #[must_use]
-    pub fn of(slots: usize) -> Self {
+    pub fn new(slots: usize) -> Self {
         Self {
             slots,
             places: pool::MAX,
@@ -121,7 +121,7 @@ impl<K> Capacity<K> {
 
 impl<K> From<usize> for Capacity<K> {
     fn from(slots: usize) -> Self {
-        Self::of(slots)
+        Self::new(slots)
     }
 }
 

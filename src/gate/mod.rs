@@ -16,7 +16,7 @@ use crate::{
     gate::{
         queue::Queue,
         state::{IN_FLIGHT, ONE_WAITING, Word},
-        waiter::{Outcome, Waiter},
+        waiter::{WaitOutcome, Waiter},
     },
     util::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock},
 };
@@ -183,7 +183,7 @@ impl Gate {
         let mut queue = self.lock();
         let waiter = queue.pop_newest()?;
         self.word.fetch_sub(ONE_WAITING, Ordering::AcqRel);
-        waiter.decide(Outcome::Displaced(self.word()));
+        waiter.decide(WaitOutcome::Displaced(self.word()));
         Some(waiter)
     }
 
@@ -240,7 +240,7 @@ impl Gate {
     }
 
     /// Rejects all who come; those who wait are served as before.
-    pub(crate) fn close_to_newcomers(&self) {
+    pub(crate) fn stop_accepting(&self) {
         self.update(|word| Some(word.closed()));
     }
 
@@ -265,7 +265,7 @@ impl Gate {
     ) -> RejectedWaiters {
         self.update(|word| Some(change(word.without_waiting())));
         for waiter in queue.iter() {
-            waiter.decide(Outcome::Rejected(self.word()));
+            waiter.decide(WaitOutcome::Rejected(self.word()));
         }
         RejectedWaiters(std::mem::take(&mut *queue))
     }
@@ -287,7 +287,7 @@ impl Gate {
         }
         self.update(|word| word.owes().then(|| word.granted()))?;
         let waiter = queue.pop_oldest()?;
-        waiter.decide(Outcome::Granted);
+        waiter.decide(WaitOutcome::Granted);
         queue.give_up_memory();
         Some(waiter)
     }

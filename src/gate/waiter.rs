@@ -16,7 +16,7 @@ use crate::{
 
 /// What became of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum WaitOutcome {
     /// A slot was taken on behalf of the waiter.
     Granted,
     /// The gate was closed or paused, as the word shows; no slot was taken.
@@ -34,7 +34,7 @@ pub(crate) struct Waiter {
 }
 
 struct State {
-    outcome: Option<Outcome>,
+    outcome: Option<WaitOutcome>,
     // A panic of its drop must neither fail the request nor keep the next one from being told.
     waker: Option<Contained<Waker>>,
 }
@@ -53,7 +53,7 @@ impl Waiter {
     }
 
     /// Decides the wait. The caller holds the lock of the queue and wakes once it has let go of it.
-    pub(crate) fn decide(&self, outcome: Outcome) {
+    pub(crate) fn decide(&self, outcome: WaitOutcome) {
         lock(&self.state).outcome = Some(outcome);
     }
 
@@ -65,7 +65,7 @@ impl Waiter {
         }
     }
 
-    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<Outcome> {
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<WaitOutcome> {
         if self.is_up_to_date(cx.waker()) {
             return Poll::Pending;
         }
@@ -82,7 +82,7 @@ impl Waiter {
     }
 
     /// What was decided, if anything was.
-    pub(crate) fn outcome(&self) -> Option<Outcome> {
+    pub(crate) fn outcome(&self) -> Option<WaitOutcome> {
         lock(&self.state).outcome
     }
 

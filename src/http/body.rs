@@ -15,7 +15,7 @@ use crate::{
         length::{Asked, Remaining},
         slot::{Deadline, Slot, end},
     },
-    observe::Ending,
+    observe::Outcome,
     tenant::max_hold::HoldExpired,
 };
 
@@ -25,7 +25,7 @@ pin_project! {
     ///
     /// It ends with the frame after which the inner body says that it has ended. Frames, size hint
     /// and end of stream are those of the inner body. Dropped when all of the response was handed
-    /// out, it has [completed](crate::Ending::Completed) all the same: servers drop a body that has
+    /// out, it has [completed](crate::Outcome::Completed) all the same: servers drop a body that has
     /// given as much as its `Content-Length` says.
     ///
     /// Its errors are those of the inner body, or [`HoldExpired`].
@@ -59,7 +59,7 @@ impl<B: Body> ResponseBody<B> {
     ) -> Response<Self> {
         let remaining = Remaining::after(asked, &response);
         if response.body().is_end_stream() {
-            end(slot.take(), remaining.ending());
+            end(slot.take(), remaining.outcome());
         }
         if remaining.is_nothing() {
             complete(slot.as_ref());
@@ -96,13 +96,13 @@ where
             Some(Ok(frame)) => this.remaining.take(frame),
             _ => false,
         };
-        let ending = match &frame {
+        let outcome = match &frame {
             Some(Ok(_)) if !body.is_end_stream() => None,
-            Some(Err(_)) => Some(Ending::Failed),
-            _ => Some(this.remaining.ending()),
+            Some(Err(_)) => Some(Outcome::Failed),
+            _ => Some(this.remaining.outcome()),
         };
-        if let Some(ending) = ending {
-            end(this.slot.take(), ending);
+        if let Some(outcome) = outcome {
+            end(this.slot.take(), outcome);
             *this.deadline = None;
         } else if is_complete {
             complete(this.slot.as_ref());
@@ -195,6 +195,6 @@ where
 /// Nothing has to come any more: dropping the body does not cut the response short.
 fn complete(slot: Option<&Slot>) {
     if let Some(slot) = slot {
-        slot.mark(Ending::Completed);
+        slot.mark(Outcome::Completed);
     }
 }

@@ -4,7 +4,7 @@ use bytes::Buf;
 use http::{HeaderMap, Method, Response, StatusCode, header};
 use http_body::{Body, Frame};
 
-use crate::observe::Ending;
+use crate::observe::Outcome;
 
 /// What the method of a request says of the body of its response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,10 +64,10 @@ impl Remaining {
     }
 
     /// How a response ends whose body ends now: it has failed if less has come than was declared.
-    pub(crate) fn ending(self) -> Ending {
+    pub(crate) fn outcome(self) -> Outcome {
         match self.0 {
-            Some(1..) => Ending::Failed,
-            _ => Ending::Completed,
+            Some(1..) => Outcome::Failed,
+            _ => Outcome::Completed,
         }
     }
 

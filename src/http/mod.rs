@@ -20,7 +20,7 @@ use crate::{
         slot::{SharedPermit, Slot, end},
     },
     limiter::permit::Permit,
-    observe::Ending,
+    observe::Outcome,
     rejected::{RejectReason, Rejected},
     service::{
         layer::TenantConcurrencyLayer,
@@ -59,7 +59,7 @@ impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
             hold: Hold::default(),
             policy: None,
             share: false,
-            on_reject: Problem(()),
+            on_reject: ProblemJson(()),
         })
     }
 }
@@ -180,7 +180,7 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
 
 /// Rejections are HTTP responses; made by [`TenantConcurrencyLayer::http`].
 #[derive(Clone, Copy)]
-pub struct Http<R = Problem> {
+pub struct Http<R = ProblemJson> {
     pub(crate) hold: Hold,
     pub(crate) policy: Option<&'static str>,
     pub(crate) share: bool,
@@ -204,9 +204,9 @@ impl<B: Body, F: Fn(&Rejected) -> Response<B>> OnReject<B> for F {
 /// The response to a rejected request unless another is asked for: status, `Retry-After`, and a
 /// small problem document.
 #[derive(Clone, Copy, Debug)]
-pub struct Problem(pub(crate) ());
+pub struct ProblemJson(pub(crate) ());
 
-impl<B> OnReject<B> for Problem {
+impl<B> OnReject<B> for ProblemJson {
     fn respond(&self, rejected: &Rejected, _: &HeaderMap) -> Response<ResponseBody<B>> {
         let status = rejected.status();
         let mut response = Response::new(ResponseBody::text(problem(status, rejected)));
@@ -315,7 +315,7 @@ where
             }
         }
         if guard.hold == Hold::Head {
-            end(guard.slot.take(), Ending::of(&result));
+            end(guard.slot.take(), Outcome::of(&result));
         }
         held_by_body(result, guard.asked, guard.slot)
     }
@@ -341,7 +341,7 @@ pub(crate) fn held_by_body<B: Body, E>(
     match result {
         Ok(response) => Ok(ResponseBody::hold(response, asked, slot)),
         Err(error) => {
-            end(slot, Ending::Failed);
+            end(slot, Outcome::Failed);
             Err(error)
         }
     }

@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     limiter::permit::Permit,
-    observe::Ending,
+    observe::Outcome,
     tenant::{entry::Held, holds::Bound},
     util::sync::{Mutex, lock},
 };
@@ -51,7 +51,7 @@ impl SharedPermit {
     ///
     /// What is left of the request counts for nothing. Below several layers that share, the slots of
     /// all of them are given back. For an observer the request has
-    /// [completed](crate::Ending::Completed).
+    /// [completed](crate::Outcome::Completed).
     ///
     /// # Examples
     ///
@@ -71,7 +71,7 @@ impl SharedPermit {
 
     fn give_back(&self) {
         if let Some(permit) = self.lease.take_unexpired() {
-            permit.end(Ending::Completed);
+            permit.end(Outcome::Completed);
         }
         if let Some(outer) = &self.outer {
             outer.give_back();
@@ -136,8 +136,8 @@ pub(crate) enum Slot {
 
 impl Slot {
     /// Says how the request has ended, which is told when the slot is given back.
-    pub(crate) fn mark(&self, ending: Ending) {
-        self.with(|permit| permit.mark(ending));
+    pub(crate) fn mark(&self, outcome: Outcome) {
+        self.with(|permit| permit.mark(outcome));
     }
 
     /// The limit of the tenant, and how many of its requests are in flight; `None` if the slot was
@@ -175,8 +175,8 @@ impl Deadline {
 }
 
 /// Lets go of the slot of a request that has ended.
-pub(crate) fn end(slot: Option<Slot>, ending: Ending) {
+pub(crate) fn end(slot: Option<Slot>, outcome: Outcome) {
     if let Some(slot) = slot {
-        slot.mark(ending);
+        slot.mark(outcome);
     }
 }

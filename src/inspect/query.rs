@@ -1,6 +1,6 @@
 //! What a request for a snapshot asks for.
 
-use crate::{inspect::response::Fault, limiter::snapshot::Column};
+use crate::{inspect::response::Fault, limiter::snapshot::SortBy};
 
 /// As many rows as an answer has by default.
 const ROWS: usize = 100;
@@ -10,7 +10,7 @@ const MAX_ROWS: usize = 1_000;
 #[derive(Debug, PartialEq)]
 pub(super) struct Query {
     /// Names in their order if there is none.
-    pub(super) sort: Option<Column>,
+    pub(super) sort: Option<SortBy>,
     pub(super) top: usize,
     /// [Folded](fold).
     pub(super) search: String,
@@ -19,7 +19,7 @@ pub(super) struct Query {
 impl Query {
     pub(super) fn parse(query: &str) -> Result<Self, Fault> {
         let mut parsed = Self {
-            sort: Some(Column::InFlight),
+            sort: Some(SortBy::InFlight),
             top: ROWS,
             search: String::new(),
         };
@@ -49,18 +49,18 @@ fn bad(key: &str) -> Fault {
     Fault::bad(format!("There is no such `{key}`."))
 }
 
-fn column(name: &str) -> Option<Option<Column>> {
+fn column(name: &str) -> Option<Option<SortBy>> {
     Some(Some(match name {
         "tenant" => return Some(None),
-        "limit" => Column::Limit,
-        "in_flight" => Column::InFlight,
-        "waiting" => Column::Waiting,
-        "oldest_wait" => Column::OldestWait,
-        "weight" => Column::Weight,
-        "share" => Column::Share,
-        "admitted" => Column::Admitted,
-        "rejected" => Column::Rejected,
-        "idle" => Column::Idle,
+        "limit" => SortBy::Limit,
+        "in_flight" => SortBy::InFlight,
+        "waiting" => SortBy::Waiting,
+        "oldest_wait" => SortBy::OldestWait,
+        "weight" => SortBy::Weight,
+        "share" => SortBy::Share,
+        "admitted" => SortBy::Admitted,
+        "rejected" => SortBy::Rejected,
+        "idle" => SortBy::Idle,
         _ => return None,
     }))
 }
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn a_query_has_defaults_and_bounds() {
         let query = Query::parse("").unwrap();
-        assert_eq!((query.sort, query.top), (Some(Column::InFlight), 100));
+        assert_eq!((query.sort, query.top), (Some(SortBy::InFlight), 100));
         let query = Query::parse("sort=tenant&top=9999999&search=ACME").unwrap();
         assert_eq!((query.sort, query.top), (None, 1_000));
         assert_eq!(query.search, "acme");

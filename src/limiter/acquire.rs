@@ -14,7 +14,7 @@ use crate::{
     gate::{
         Joined,
         state::Word,
-        waiter::{Outcome, Waiter},
+        waiter::{WaitOutcome, Waiter},
     },
     limiter::{overflow::Overflow, permit::Permit},
     observe::Event,
@@ -169,11 +169,13 @@ impl Place {
         }
     }
 
-    fn end(&mut self, places: usize, outcome: Outcome) -> Result<Permit, Rejected> {
+    fn end(&mut self, places: usize, outcome: WaitOutcome) -> Result<Permit, Rejected> {
         match outcome {
-            Outcome::Granted => Ok(self.admit(places)),
-            Outcome::Rejected(word) => self.reject(self.held.reject(RejectReason::Paused, word)),
-            Outcome::Displaced(word) => self.reject(self.held.reject_full(places, word)),
+            WaitOutcome::Granted => Ok(self.admit(places)),
+            WaitOutcome::Rejected(word) => {
+                self.reject(self.held.reject(RejectReason::Paused, word))
+            }
+            WaitOutcome::Displaced(word) => self.reject(self.held.reject_full(places, word)),
         }
     }
 
@@ -192,7 +194,7 @@ impl Place {
     }
 
     /// Leaves the line. What was decided about the wait, if it no longer was in the line.
-    fn leave(&self, waiter: &Arc<Waiter>) -> Option<Outcome> {
+    fn leave(&self, waiter: &Arc<Waiter>) -> Option<WaitOutcome> {
         match self.held.abandon(waiter) {
             true => None,
             false => waiter.outcome(),
@@ -205,7 +207,7 @@ impl Drop for Place {
         let Some(waiter) = self.waiter.take() else {
             return;
         };
-        if self.leave(&waiter) == Some(Outcome::Granted) {
+        if self.leave(&waiter) == Some(WaitOutcome::Granted) {
             self.held.give_back();
         }
         let waited = self.waited(&waiter);

@@ -17,14 +17,14 @@ use crate::{
 /// What was left when the time of a [drain](TenantLimiter::drain_for) was up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Left {
+pub struct DrainTimeout {
     /// How many requests were in flight, over all tenants and those that name none.
     pub in_flight: usize,
     /// How many requests waited.
     pub waiting: usize,
 }
 
-impl fmt::Display for Left {
+impl fmt::Display for DrainTimeout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { in_flight, waiting } = self;
         write!(
@@ -34,7 +34,7 @@ impl fmt::Display for Left {
     }
 }
 
-impl error::Error for Left {}
+impl error::Error for DrainTimeout {}
 
 impl<K> TenantLimiter<K> {
     /// Rejects all requests from now on, and all that wait.
@@ -65,22 +65,22 @@ impl<K> TenantLimiter<K> {
     /// });
     /// tokio::task::yield_now().await;
     ///
-    /// limiter.close_to_newcomers();
+    /// limiter.stop_accepting();
     /// assert!(limiter.acquire(&7).await.is_err());
     /// drop(running);
     /// drop(waiting.await.unwrap().unwrap());
     /// limiter.drain_for(Duration::from_secs(30)).await.unwrap();
     /// # }
     /// ```
-    pub fn close_to_newcomers(&self) {
-        self.shut(Entry::close_to_newcomers);
+    pub fn stop_accepting(&self) {
+        self.shut(Entry::stop_accepting);
     }
 
     fn shut(&self, shut: fn(&Entry)) {
         self.shared.closed.store(true, Ordering::Release);
         // An entry that is not in the table yet will not get there open.
         self.shared.limits.raise_edition();
-        shut(&self.shared.nameless().entry);
+        shut(&self.shared.anonymous().entry);
         for entries in self.shared.table.entries() {
             for tracked in entries.iter() {
                 shut(&tracked.entry);
@@ -131,12 +131,12 @@ impl<K> TenantLimiter<K> {
     ///
     /// # Errors
     ///
-    /// [`Left`] tells what was in flight or waiting when the time was up; none of it is touched.
+    /// [`DrainTimeout`] tells what was in flight or waiting when the time was up; none of it is touched.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
-    pub async fn drain_for(&self, longest: Duration) -> Result<(), Left> {
+    pub async fn drain_for(&self, longest: Duration) -> Result<(), DrainTimeout> {
         let mut drained = pin!(self.drain());
         let mut deadline = pin!(timer::sleep(longest));
         poll_fn(|cx| {
@@ -152,11 +152,11 @@ impl<K> TenantLimiter<K> {
     }
 
     /// Looks at the figures alone: the last request may have left, and whoever drains not been told yet.
-    fn is_drained(&self) -> Result<(), Left> {
-        let nameless = self.shared.nameless().entry.gate.word();
-        let mut left = Left {
-            in_flight: nameless.in_flight(),
-            waiting: nameless.waiting(),
+    fn is_drained(&self) -> Result<(), DrainTimeout> {
+        let anonymous = self.shared.anonymous().entry.gate.word();
+        let mut left = DrainTimeout {
+            in_flight: anonymous.in_flight(),
+            waiting: anonymous.waiting(),
         };
         for entries in self.shared.table.entries() {
             for tracked in entries.iter() {
@@ -173,8 +173,8 @@ impl<K> TenantLimiter<K> {
 
     /// Waits for each tenant in turn. `false` if there was nothing to wait for.
     async fn drain_once(&self) -> bool {
-        let nameless = &self.shared.nameless().entry.gate;
-        let mut waited = self.shared.home.idle(nameless).await;
+        let anonymous = &self.shared.anonymous().entry.gate;
+        let mut waited = self.shared.home.idle(anonymous).await;
         for shard in 0..self.shared.table.shards() {
             // One at a time: those that are idle meanwhile may be evicted.
             while let [busy] = &*self.shared.table.find(shard, Entry::is_busy) {

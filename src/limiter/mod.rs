@@ -38,7 +38,7 @@ use crate::{
         max_hold::MaxHold,
     },
     util::{
-        key::Nameless,
+        key::AnonymousKey,
         sync::{Arc, Ordering},
     },
 };
@@ -80,7 +80,7 @@ impl<K> TenantLimiter<K> {
     pub const DEFAULT_LIMIT: usize = 4;
 
     /// Makes a limiter that lets each tenant have as many requests in flight as `limits` says: a
-    /// number, or [`Limits::by`].
+    /// number, or [`Limits::from_fn`].
     ///
     /// It needs no runtime, and sheds until told to [queue](Self::overflow).
     pub fn new(limits: impl Into<Limits<K>>) -> Self {
@@ -239,7 +239,7 @@ impl<K> TenantLimiter<K> {
 
     /// Whether there are entries, which are made for the settings at that time.
     fn is_in_use(&self) -> bool {
-        self.shared.nameless.get().is_some() || self.tracked() > 0
+        self.shared.anonymous.get().is_some() || self.tracked() > 0
     }
 
     /// Returns the figures over all tenants, or `None` without a [`capacity`](Self::capacity). The
@@ -263,8 +263,8 @@ impl<K> TenantLimiter<K> {
 
     /// Returns the figures of the requests that name no tenant and share a limit.
     #[must_use]
-    pub fn missing_stats(&self) -> Stats {
-        self.shared.nameless().entry.gate.word().into()
+    pub fn anonymous_stats(&self) -> Stats {
+        self.shared.anonymous().entry.gate.word().into()
     }
 
     /// Returns how many requests that name no tenant were let through unlimited so far.
@@ -305,32 +305,32 @@ impl<K> TenantLimiter<K> {
     }
 
     /// Does for a request without a tenant what [`attempt`](Self::attempt) does for others.
-    pub(crate) fn attempt_nameless(&self) -> Result<Attempt, Rejected> {
-        attempt(Arc::clone(self.shared.nameless()), self.overflow.places())
+    pub(crate) fn attempt_anonymous(&self) -> Result<Attempt, Rejected> {
+        attempt(Arc::clone(self.shared.anonymous()), self.overflow.places())
     }
 
     pub(crate) fn set_nameless_limit(&self, limit: usize) {
         self.shared.limits.set_missing(limit);
-        if let Some(nameless) = self.shared.nameless.get() {
-            self.shared.update_nameless_limit(nameless);
+        if let Some(anonymous) = self.shared.anonymous.get() {
+            self.shared.update_nameless_limit(anonymous);
         }
     }
 
     /// Rejects a request that names no tenant, unless in a dry run.
-    pub(crate) fn reject_nameless(&self, why: RejectReason) -> Result<(), Rejected> {
+    pub(crate) fn reject_anonymous(&self, why: RejectReason) -> Result<(), Rejected> {
         let rejected = Rejected::new(why);
         if self.shared.limits.overall().dry && !self.is_closed() {
             let event = Event::WouldReject { rejected };
-            self.shared.home.tell(&Nameless, event);
+            self.shared.home.tell(&AnonymousKey, event);
             return Ok(());
         }
-        Err(self.shared.home.report_rejected(rejected, &Nameless))
+        Err(self.shared.home.report_rejected(rejected, &AnonymousKey))
     }
 
     /// Lets a request pass unlimited, unless the limiter is closed.
     pub(crate) fn bypass(&self) -> Result<(), Rejected> {
         if self.is_closed() {
-            return Err(self.shared.home.reject(RejectReason::Closed, &Nameless));
+            return Err(self.shared.home.reject(RejectReason::Closed, &AnonymousKey));
         }
         self.shared.bypassed.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -352,7 +352,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// # Panics
     ///
-    /// Panics if the tenant is new and the function of [`Limits::by`] panics.
+    /// Panics if the tenant is new and the function of [`Limits::from_fn`] panics.
     pub fn try_acquire<Q>(&self, tenant: &Q) -> Result<Permit, Rejected>
     where
         K: Borrow<Q>,
@@ -376,7 +376,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// # Panics
     ///
-    /// Panics if the tenant is new and the function of [`Limits::by`] panics.
+    /// Panics if the tenant is new and the function of [`Limits::from_fn`] panics.
     ///
     /// # Cancel safety
     ///

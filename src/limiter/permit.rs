@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    observe::{Ending, Event},
+    observe::{Event, Outcome},
     tenant::{
         entry::{Entry, Held, Node},
         holds::{self, Bound},
@@ -37,7 +37,7 @@ struct Visit {
     held: Held,
     // By the clock of the limiter; 0 unless the observer times holds.
     since: u64,
-    ending: AtomicU8,
+    outcome: AtomicU8,
     // Only where slots are bounded in time.
     bound: Option<Bound>,
 }
@@ -110,7 +110,7 @@ impl Permit {
         let Some(visit) = visit.downcast::<Visit>() else {
             return;
         };
-        visit.give_back(Ending::Expired);
+        visit.give_back(Outcome::Expired);
         if let (Some(bound), Some(holds)) = (&visit.bound, visit.held.home.holds()) {
             holds.expired.fetch_add(1, Ordering::Relaxed);
             bound.wake();
@@ -171,33 +171,33 @@ impl Permit {
 
     #[cold]
     fn begin_request(&self) {
-        self.mark_visit(Ending::Cancelled);
+        self.mark_visit(Outcome::Cancelled);
         self.bound_in_time(|max| !max.takes_bare());
     }
 
     /// Gives the slot back of a request that has ended.
     #[inline]
-    pub(crate) fn end(self, ending: Ending) {
-        self.mark(ending);
+    pub(crate) fn end(self, outcome: Outcome) {
+        self.mark(outcome);
     }
 
     /// Says how the request has ended, which is told when the slot is given back.
     #[inline]
-    pub(crate) fn mark(&self, ending: Ending) {
+    pub(crate) fn mark(&self, outcome: Outcome) {
         if self.held.gate.word().is_attended() {
-            self.mark_visit(ending);
+            self.mark_visit(outcome);
         }
     }
 
     #[cold]
-    fn mark_visit(&self, ending: Ending) {
+    fn mark_visit(&self, outcome: Outcome) {
         if let Some(visit) = self.held.downcast::<Visit>() {
-            let ending = match ending {
-                Ending::Completed => COMPLETED,
-                Ending::Failed => FAILED,
-                Ending::Cancelled | Ending::Expired => CANCELLED,
+            let outcome = match outcome {
+                Outcome::Completed => COMPLETED,
+                Outcome::Failed => FAILED,
+                Outcome::Cancelled | Outcome::Expired => CANCELLED,
             };
-            visit.ending.store(ending, Ordering::Relaxed);
+            visit.outcome.store(outcome, Ordering::Relaxed);
         }
     }
 
@@ -221,7 +221,7 @@ impl Visit {
         let tenant = Self {
             held,
             since,
-            ending: AtomicU8::new(COMPLETED),
+            outcome: AtomicU8::new(COMPLETED),
             bound,
         };
         let entry = Entry::of_one(std::sync::Arc::clone(&home));
@@ -235,19 +235,19 @@ impl Visit {
                 return;
             }
         }
-        self.give_back(match self.ending.load(Ordering::Relaxed) {
-            COMPLETED => Ending::Completed,
-            FAILED => Ending::Failed,
-            _ => Ending::Cancelled,
+        self.give_back(match self.outcome.load(Ordering::Relaxed) {
+            COMPLETED => Outcome::Completed,
+            FAILED => Outcome::Failed,
+            _ => Outcome::Cancelled,
         });
     }
 
-    fn give_back(&self, ending: Ending) {
+    fn give_back(&self, outcome: Outcome) {
         if !self.held.leave() {
             self.held.leave_slowly();
         }
         self.held.note(Event::Released {
-            ending,
+            outcome,
             held: self.held.home.held_since(self.since),
         });
         self.held.tell_if_idle();

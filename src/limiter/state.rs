@@ -22,7 +22,7 @@ use crate::{
         table::{Added, Look, Table},
     },
     util::{
-        key::{Nameless, Tenant},
+        key::{AnonymousKey, Tenant},
         panic::FirstPanic,
         sync::{Arc, AtomicBool, AtomicU64, Ordering},
     },
@@ -39,7 +39,7 @@ pub(crate) struct Shared<K> {
     pub(crate) counts: AtomicBool,
     // The requests that name no tenant. Not in the table: no tenant can be called like it. Made
     // when first asked for, so that it has its part of the capacity.
-    pub(crate) nameless: OnceLock<Arc<Tracked<Nameless>>>,
+    pub(crate) anonymous: OnceLock<Arc<Tracked<AnonymousKey>>>,
     pub(crate) bypassed: AtomicU64,
     pub(crate) exempted: AtomicU64,
     pub(crate) closed: AtomicBool,
@@ -60,37 +60,37 @@ impl<K> Shared<K> {
             limits: LimitBook::new(limits),
             capacity: OnceLock::new(),
             counts: AtomicBool::new(false),
-            nameless: OnceLock::new(),
+            anonymous: OnceLock::new(),
             bypassed: AtomicU64::new(0),
             exempted: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         }
     }
 
-    pub(crate) fn nameless(&self) -> &Arc<Tracked<Nameless>> {
-        self.nameless.get().unwrap_or_else(|| {
-            let nameless = self.nameless.get_or_init(|| self.make_nameless());
-            self.update_nameless_limit(nameless);
-            nameless
+    pub(crate) fn anonymous(&self) -> &Arc<Tracked<AnonymousKey>> {
+        self.anonymous.get().unwrap_or_else(|| {
+            let anonymous = self.anonymous.get_or_init(|| self.make_anonymous());
+            self.update_nameless_limit(anonymous);
+            anonymous
         })
     }
 
-    fn make_nameless(&self) -> Arc<Tracked<Nameless>> {
+    fn make_anonymous(&self) -> Arc<Tracked<AnonymousKey>> {
         let share = self.capacity.get().map(|common| {
             let pool = sync::Arc::clone(&common.pool);
             Share::new(pool, 1, None)
         });
         let entry = self.entry(share);
         // Others may find it before its limit is brought up to date.
-        let (_, rule) = self.nameless_rule();
+        let (_, rule) = self.anonymous_rule();
         entry.set_limit(rule, || true);
-        Arc::new(Tracked::new(0, entry, Tenant::new(Nameless)))
+        Arc::new(Tracked::new(0, entry, Tenant::new(AnonymousKey)))
     }
 
-    pub(crate) fn update_nameless_limit(&self, nameless: &Tracked<Nameless>) {
+    pub(crate) fn update_nameless_limit(&self, anonymous: &Tracked<AnonymousKey>) {
         loop {
-            let (edition, rule) = self.nameless_rule();
-            if nameless
+            let (edition, rule) = self.anonymous_rule();
+            if anonymous
                 .entry
                 .set_limit(rule, || self.limits.is_current(edition))
             {
@@ -99,7 +99,7 @@ impl<K> Shared<K> {
         }
     }
 
-    fn nameless_rule(&self) -> (u64, Rule) {
+    fn anonymous_rule(&self) -> (u64, Rule) {
         let overall = self.limits.overall();
         let rule = Rule {
             limit: overall.missing,
@@ -280,7 +280,7 @@ impl<K: Send + Sync + 'static> Sweep for Shared<K> {
     }
 
     fn give_up(&self) {
-        self.home.tell(&Nameless, Event::EvictorStopped);
+        self.home.tell(&AnonymousKey, Event::EvictorStopped);
     }
 
     fn shards(&self) -> usize {
@@ -301,6 +301,6 @@ mod tests {
     fn requests_without_a_tenant_have_their_limit_from_the_first_moment() {
         let shared = Shared::<u64>::new(4.into());
         shared.limits.set_missing(7);
-        assert_eq!(shared.make_nameless().entry.gate.word().limit(), 7);
+        assert_eq!(shared.make_anonymous().entry.gate.word().limit(), 7);
     }
 }

@@ -12,7 +12,7 @@ use crate::{
     observe::Event,
     tenant::entry::Tracked,
     util::{
-        key::{Nameless, Tenant},
+        key::{AnonymousKey, Tenant},
         panic::FirstPanic,
         sync::{Arc, Ordering},
     },
@@ -34,7 +34,7 @@ impl<K> TenantLimiter<K> {
 
     fn capacity_changed(&self, slots: usize) {
         let event = Event::CapacityChanged { slots };
-        self.shared.home.tell(&Nameless, event);
+        self.shared.home.tell(&AnonymousKey, event);
     }
 
     /// Returns what single tenants have for themselves, in no order.
@@ -53,13 +53,13 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// Sets the limits of all tenants that have none of their own, for all handles.
     ///
     /// A raise admits waiters at once. A cut takes effect as requests end, before any waiter is
-    /// admitted; nothing in flight is revoked. Setting [`Limits::by`] again asks the function again
+    /// admitted; nothing in flight is revoked. Setting [`Limits::from_fn`] again asks the function again
     /// for each tracked tenant.
     ///
     /// # Panics
     ///
-    /// Panics if the function of [`Limits::by`] does, once all other tenants have their new limit.
-    pub fn set_limits(&self, limits: impl Into<Limits<K>>) {
+    /// Panics if the function of [`Limits::from_fn`] does, once all other tenants have their new limit.
+    pub fn set_default_limit(&self, limits: impl Into<Limits<K>>) {
         let limits = limits.into();
         let limit = limits.number();
         self.shared.limits.set(limits);
@@ -70,7 +70,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// Sets a limit for one tenant, which stays when the tenant is evicted, until it is
     /// [cleared](Self::clear_limit).
     ///
-    /// It takes effect as [`set_limits`](Self::set_limits) tells; 0 pauses the tenant: it is
+    /// It takes effect as [`set_default_limit`](Self::set_default_limit) tells; 0 pauses the tenant: it is
     /// rejected, and so are those of its requests that wait.
     pub fn set_limit<Q>(&self, tenant: &Q, limit: usize)
     where
@@ -84,7 +84,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// # Panics
     ///
-    /// Panics if the function of [`Limits::by`] does; a tenant that is tracked then keeps its limit
+    /// Panics if the function of [`Limits::from_fn`] does; a tenant that is tracked then keeps its limit
     /// until limits are next set.
     pub fn clear_limit<Q>(&self, tenant: &Q)
     where
@@ -140,7 +140,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         }
     }
 
-    /// Lets the limits of all tenants that have nothing of that kind [themselves](Self::set_dry_run_of)
+    /// Lets the limits of all tenants that have nothing of that kind [themselves](Self::set_tenant_dry_run)
     /// be pretended only, or meant again.
     ///
     /// In a dry run of all, nothing is rejected and nothing waits: what would have been rejected or would
@@ -158,7 +158,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// Switching it on admits all requests that wait. Switching it off takes effect as a cut of a limit
     /// does: each tenant has the limit again that it had, and nothing is asked of
-    /// [`Limits::by`](crate::Limits::by).
+    /// [`Limits::from_fn`](crate::Limits::by).
     pub fn set_dry_run(&self, on: bool) {
         self.shared.limits.set_dry(on);
         // The capacity first when it begins and last when it ends: no tenant is without its own
@@ -166,8 +166,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         if on {
             self.shared.update_capacity();
         }
-        if let Some(nameless) = self.shared.nameless.get() {
-            self.shared.update_nameless_limit(nameless);
+        if let Some(anonymous) = self.shared.anonymous.get() {
+            self.shared.update_nameless_limit(anonymous);
         }
         self.update_all(|tracked| self.shared.update_dry(tracked));
         if !on {
@@ -176,7 +176,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     }
 
     /// Lets the limit of one tenant be pretended only, or its limits be meant, whatever applies to the
-    /// others; this stays when the tenant is evicted, until it is [cleared](Self::clear_dry_run_of).
+    /// others; this stays when the tenant is evicted, until it is [cleared](Self::clear_tenant_dry_run).
     ///
     /// The dry run of one tenant pretends the limit and the pause of that tenant. What all tenants
     /// share stays shared: its requests wait for the [`capacity`](Self::capacity) as those of others
@@ -189,16 +189,16 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// use tower_tenant::TenantLimiter;
     ///
     /// let limiter = TenantLimiter::<String>::new(1);
-    /// limiter.set_dry_run_of("acme", true);
+    /// limiter.set_tenant_dry_run("acme", true);
     /// let permits = [(); 3].map(|()| limiter.try_acquire("acme").unwrap());
     /// assert_eq!(limiter.in_flight("acme"), 3);
     /// assert_eq!(limiter.would_have_rejected(), 2);
     ///
-    /// limiter.clear_dry_run_of("acme");
+    /// limiter.clear_tenant_dry_run("acme");
     /// assert!(limiter.try_acquire("acme").is_err());
     /// # drop(permits);
     /// ```
-    pub fn set_dry_run_of<Q>(&self, tenant: &Q, on: bool)
+    pub fn set_tenant_dry_run<Q>(&self, tenant: &Q, on: bool)
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -207,7 +207,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     }
 
     /// Lets the limits of one tenant be what those of all are: pretended or meant.
-    pub fn clear_dry_run_of<Q>(&self, tenant: &Q)
+    pub fn clear_tenant_dry_run<Q>(&self, tenant: &Q)
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
@@ -368,6 +368,6 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     }
 
     fn tell(&self, event: Event) {
-        self.shared.home.tell(&Nameless, event);
+        self.shared.home.tell(&AnonymousKey, event);
     }
 }

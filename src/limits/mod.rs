@@ -28,7 +28,7 @@ use crate::{
 /// use tower_tenant::{Limits, TenantLimiter};
 ///
 /// let same_for_all = TenantLimiter::<u64>::new(4);
-/// let by_plan = TenantLimiter::new(Limits::by(|tenant: &String| {
+/// let by_plan = TenantLimiter::new(Limits::from_fn(|tenant: &String| {
 ///     if tenant.starts_with("pro-") { 16 } else { 4 }
 /// }));
 /// ```
@@ -47,7 +47,7 @@ impl<K> Limits<K> {
     ///
     /// It runs under no lock. Should it panic, the request that asked fails with the panic, and
     /// nothing else changes.
-    pub fn by(limit: impl Fn(&K) -> usize + Send + Sync + 'static) -> Self {
+    pub fn from_fn(limit: impl Fn(&K) -> usize + Send + Sync + 'static) -> Self {
         // The last to let go of it may be a request, or a change of the limits.
         let limit = Contained::new(limit);
         let limit = move |tenant: &K| limit.get().map_or(0, |limit| limit(tenant));

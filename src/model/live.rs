@@ -118,7 +118,7 @@ fn a_limit_that_is_cleared_while_another_is_set_does_not_come_back() {
         drop(limiter.try_acquire(&TENANT));
         let other = {
             let limiter = limiter.clone();
-            thread::spawn(move || limiter.set_limits(3))
+            thread::spawn(move || limiter.set_default_limit(3))
         };
         limiter.clear_limit(&TENANT);
         assert_ne!(limit(&limiter), 2);
@@ -135,11 +135,11 @@ fn a_dry_run_of_one_tenant_takes_no_more_than_the_capacity() {
         let mut waiter = acquire(&limiter);
         assert!(poll(&mut waiter).is_pending());
         let release = thread::spawn(move || drop(permit));
-        limiter.set_dry_run_of(&TENANT, true);
+        limiter.set_tenant_dry_run(&TENANT, true);
         let newcomer = limiter.try_acquire(&TENANT);
         assert!(limiter.capacity_stats().unwrap().in_flight <= 1);
         drop(newcomer);
-        limiter.set_dry_run_of(&TENANT, false);
+        limiter.set_tenant_dry_run(&TENANT, false);
         release.join().unwrap();
         drop(loom::future::block_on(waiter).unwrap());
         let stats = limiter.capacity_stats().unwrap();

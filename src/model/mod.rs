@@ -328,7 +328,7 @@ fn closing_to_newcomers_serves_whoever_waits_already() {
             let limiter = limiter.clone();
             thread::spawn(move || drop(block_on(acquire(&limiter))))
         };
-        limiter.close_to_newcomers();
+        limiter.stop_accepting();
         drop(block_on(&mut waiter).unwrap());
         release.join().unwrap();
         newcomer.join().unwrap();
@@ -443,7 +443,7 @@ fn drain_ends_when_the_last_request_has_left() {
     explore(|| {
         let limiter = limiter(1);
         // loom does not see how std's `OnceLock` orders what is made in it.
-        let _ = limiter.missing_stats();
+        let _ = limiter.anonymous_stats();
         let permit = limiter.try_acquire(&TENANT).unwrap();
         let release = thread::spawn(move || drop(permit));
         let close = {

@@ -100,7 +100,7 @@ pub enum Event {
     /// A request that was admitted has given its slot back.
     Released {
         /// How the request ended.
-        ending: Ending,
+        outcome: Outcome,
         /// How long it held the slot, if the observer [times holds](Observer::times_holds).
         held: Option<Duration>,
     },
@@ -121,7 +121,7 @@ pub enum Event {
 /// How an admitted request ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Ending {
+pub enum Outcome {
     /// There was a response, and all of its body was handed out if the slot was held for that long;
     /// or a [`Permit`](crate::Permit) that was taken without a layer was dropped; or a handler gave
     /// the slot back before, by `SharedPermit::release`.
@@ -144,7 +144,7 @@ pub enum Ending {
     Expired,
 }
 
-impl Ending {
+impl Outcome {
     /// How a request ends that is answered by `result`.
     #[inline]
     pub(crate) fn of<T, E>(result: &Result<T, E>) -> Self {

@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use tracing::{Span, debug, info, trace, warn};
 
-use crate::observe::{Ending, Event, Observer};
+use crate::observe::{Event, Observer, Outcome};
 
 /// Tells `tracing` of rejections, waits and new limits, at `DEBUG` unless said below, under the target `tower_tenant`.
 ///
@@ -129,7 +129,7 @@ impl<K: 'static> Observer<K> for Trace<K> {
                 "idle tenants are not evicted: the runtime has no time driver"
             ),
             Event::Released {
-                ending: Ending::Expired,
+                outcome: Outcome::Expired,
                 held,
             } => info!(
                 target: "tower_tenant",

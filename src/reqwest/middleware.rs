@@ -10,11 +10,11 @@ use reqwest_middleware::{Error, Middleware, Next};
 use crate::{
     extract::{IntoTenant, NoTenant, missing::MissingTenant},
     http::{
-        Hold, Problem, rejection,
+        Hold, ProblemJson, rejection,
         slot::{Slot, end},
     },
     limiter::{TenantLimiter, acquire::Acquire, permit::Permit},
-    observe::Ending,
+    observe::Outcome,
     rejected::Rejected,
     reqwest::{held_by_body, respond},
     service::service::{Passage, decide},
@@ -148,7 +148,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantMiddleware<K> {
 
     fn reject(&self, req: &Request, rejected: Rejected) -> Result<Response, Error> {
         if self.responds {
-            let response = rejection(&Problem(()), req.headers(), rejected);
+            let response = rejection(&ProblemJson(()), req.headers(), rejected);
             Ok(respond(response, req.url().clone()))
         } else {
             Err(error(rejected))
@@ -184,7 +184,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Middleware for TenantMiddlewa
         match self.hold {
             Hold::Body => held_by_body(result, permit),
             Hold::Head => {
-                end(permit.map(Slot::Sole), Ending::of(&result));
+                end(permit.map(Slot::Sole), Outcome::of(&result));
                 result
             }
         }

@@ -15,7 +15,7 @@ use crate::{
         slot::{Slot, end},
     },
     limiter::permit::Permit,
-    observe::Ending,
+    observe::Outcome,
     rejected::Rejected,
     service::mode::Face,
 };
@@ -50,7 +50,7 @@ pub(crate) fn held_by_body<E>(
     match (result, permit) {
         (Ok(response), Some(permit)) => Ok(hold(response, permit)),
         (result, permit) => {
-            end(permit.map(Slot::Sole), Ending::of(&result));
+            end(permit.map(Slot::Sole), Outcome::of(&result));
             result
         }
     }

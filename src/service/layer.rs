@@ -57,7 +57,7 @@ pub struct TenantConcurrencyLayer<K, X, F = Errors> {
 
 impl<K, X> TenantConcurrencyLayer<K, X> {
     /// Makes a layer that lets each tenant have as many requests in flight as `limits` says, a
-    /// number or [`Limits::by`], and takes the tenant out of a request by `extract`.
+    /// number or [`Limits::from_fn`], and takes the tenant out of a request by `extract`.
     ///
     /// It needs no runtime.
     pub fn new(limits: impl Into<Limits<K>>, extract: X) -> Self {

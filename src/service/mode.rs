@@ -3,7 +3,7 @@
 use crate::{
     error::{BoxError, Error},
     limiter::permit::Permit,
-    observe::Ending,
+    observe::Outcome,
     rejected::Rejected,
 };
 
@@ -58,7 +58,7 @@ impl<Req, Res, E: Into<BoxError>> Face<Req, Res, E> for Errors {
     #[inline]
     fn finish(permit: Option<Permit>, result: Result<Res, E>) -> Result<Res, Error> {
         if let Some(permit) = permit {
-            permit.end(Ending::of(&result));
+            permit.end(Outcome::of(&result));
         }
         result.map_err(Error::inner)
     }

@@ -196,13 +196,13 @@ fn attempt_without<K>(
         }
     };
     match missing {
-        MissingTenant::Share(_) => limiter.attempt_nameless().map(Some),
+        MissingTenant::Share(_) => limiter.attempt_anonymous().map(Some),
         MissingTenant::Bypass if why == NoTenant::Missing => {
             limiter.bypass()?;
             Ok(None)
         }
         MissingTenant::Bypass | MissingTenant::Reject => {
-            limiter.reject_nameless(reason)?;
+            limiter.reject_anonymous(reason)?;
             Ok(None)
         }
     }

@@ -11,7 +11,7 @@ use std::{
 use crate::{
     gate::{
         Gate,
-        waiter::{Outcome, Waiter},
+        waiter::{WaitOutcome, Waiter},
     },
     observe::{Event, Watch},
     rejected::{RejectReason, Rejected},
@@ -144,7 +144,7 @@ impl Home {
     pub(crate) fn tell_idle(&self) {
         let drains = std::mem::take(&mut *lock(&self.drains));
         for waiter in &drains {
-            waiter.decide(Outcome::Granted);
+            waiter.decide(WaitOutcome::Granted);
             waiter.wake();
         }
     }

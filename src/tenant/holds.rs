@@ -31,7 +31,7 @@ use crate::{
     observe::Event,
     tenant::{context::Home, entry::Held, max_hold::MaxHold},
     util::{
-        key::Nameless,
+        key::AnonymousKey,
         panic::contain,
         sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock},
         timer,
@@ -249,7 +249,7 @@ impl Clerk {
             if let Some(holds) = home.holds() {
                 holds.end(self.number, Task::Off);
             }
-            home.tell(&Nameless, Event::MaxHoldStopped);
+            home.tell(&AnonymousKey, Event::MaxHoldStopped);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 ///
 /// A slot whose time is up is given back, whether anything polls the request or not: a connection
 /// whose client never reads its response keeps no slot for ever. Its
-/// [`Ending`](crate::Ending::Expired) is one of its own, and [`TenantLimiter::expired`] counts them.
+/// [`Outcome`](crate::Outcome::Expired) is one of its own, and [`TenantLimiter::expired`] counts them.
 /// The time counts from the admission, by tokio's clock. A request that waited is admitted when its
 /// future is polled after the grant: one that is neither polled again nor dropped keeps its slot.
 ///

@@ -8,7 +8,7 @@ pub(crate) struct Tenant<K>(Option<K>);
 
 /// Whoever names no tenant.
 #[derive(Debug)]
-pub(crate) struct Nameless;
+pub(crate) struct AnonymousKey;
 
 impl<K> Tenant<K> {
     pub(crate) fn new(key: K) -> Self {

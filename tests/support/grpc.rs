@@ -118,7 +118,7 @@ where
     let mut scripts = req.into_inner();
     let first = scripts.try_next().await?.unwrap_or_default();
     if first.lines.is_empty() {
-        ending(&first)?;
+        outcome(&first)?;
     }
     let scripts = stream::iter([Ok(first)]).chain(scripts);
     let lines = scripts.flat_map(lines_of).then(move |line| {
@@ -138,12 +138,12 @@ fn lines_of(script: Result<Script, Status>) -> impl Stream<Item = Result<Script,
     let lines = script.map(|script| {
         let say = |line: &String| Ok(self::script(&[line], Code::Ok));
         let lines = script.lines.iter().map(say);
-        lines.chain(ending(&script).err().map(Err)).collect()
+        lines.chain(outcome(&script).err().map(Err)).collect()
     });
     stream::iter(lines.unwrap_or_else(|status| vec![Err(status)]))
 }
 
-fn ending(script: &Script) -> Result<(), Status> {
+fn outcome(script: &Script) -> Result<(), Status> {
     if script.code == 0 {
         return Ok(());
     }

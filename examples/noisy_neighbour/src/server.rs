@@ -53,7 +53,7 @@ fn guarded(app: Router<Shared>, guard: Guard) -> Router<Shared> {
         Guard::Caps => app.layer(tenants(cap).http()),
         Guard::Shares => app.layer(
             tenants(capacity)
-                .capacity(Capacity::of(capacity).queue(256))
+                .capacity(Capacity::new(capacity).queue(256))
                 .http(),
         ),
     }

@@ -59,7 +59,7 @@ impl Worker {
         Ok(Self {
             outbox: Shared(Arc::new(Mutex::new(outbox))),
             customers,
-            limiter: TenantLimiter::new(Limits::by(cap_of)),
+            limiter: TenantLimiter::new(Limits::from_fn(cap_of)),
             client: client.build().expect("a client"),
         })
     }

@@ -34,7 +34,7 @@ impl Claims {
     }
 
     /// Adds the requests that name no tenant, who are not in the snapshot.
-    pub(super) fn add_nameless(&mut self, entry: &Entry, stats: Stats) {
+    pub(super) fn add_anonymous(&mut self, entry: &Entry, stats: Stats) {
         self.claim(entry, stats);
     }
 

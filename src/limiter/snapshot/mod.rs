@@ -39,7 +39,7 @@ pub struct Snapshot<K> {
     /// How many slots were taken back because their time was up.
     pub expired: u64,
     /// The figures of the requests that name no tenant and share a limit.
-    pub missing: Stats,
+    pub anonymous: Stats,
     /// Whether the limiter was closed.
     pub closed: bool,
     /// Whether the limits of all tenants that have nothing of that kind themselves are only
@@ -90,7 +90,7 @@ pub struct TenantSnapshot<K> {
 /// A figure of a [`TenantSnapshot`] to sort by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Column {
+pub enum SortBy {
     /// Its limit.
     Limit,
     /// Its requests in flight.
@@ -125,7 +125,7 @@ impl<K> TenantLimiter<K> {
     /// # Examples
     ///
     /// ```
-    /// use tower_tenant::{Column, TenantLimiter};
+    /// use tower_tenant::{SortBy, TenantLimiter};
     ///
     /// let limiter = TenantLimiter::<String>::new(4);
     /// let running = [limiter.try_acquire("acme"), limiter.try_acquire("acme")];
@@ -133,7 +133,7 @@ impl<K> TenantLimiter<K> {
     ///
     /// let snapshot = limiter.snapshot();
     /// assert_eq!(snapshot.in_flight, 3);
-    /// assert_eq!(snapshot.top(1, Column::InFlight)[0].tenant, "acme");
+    /// assert_eq!(snapshot.top(1, SortBy::InFlight)[0].tenant, "acme");
     /// ```
     #[must_use]
     pub fn snapshot(&self) -> Snapshot<K>
@@ -159,7 +159,7 @@ impl<K> TenantLimiter<K> {
             bypassed: self.bypassed(),
             exempted: self.exempted(),
             expired: self.expired(),
-            missing: sum.missing,
+            anonymous: sum.anonymous,
             closed: self.is_closed(),
             dry_run: self.shared.limits.overall().dry,
             would_have_rejected: self.shared.home.would_reject.load(Ordering::Relaxed),
@@ -172,7 +172,7 @@ impl<K> Snapshot<K> {
     /// Returns the `n` tenants with the largest figures in `column`, the largest first. Those
     /// without a figure come last, and equal ones in the order of `tenants`.
     #[must_use]
-    pub fn top(&self, n: usize, column: Column) -> Vec<&TenantSnapshot<K>> {
+    pub fn top(&self, n: usize, column: SortBy) -> Vec<&TenantSnapshot<K>> {
         top_of(&self.tenants.iter().collect::<Vec<_>>(), n, column)
     }
 
@@ -189,7 +189,7 @@ impl<K> Snapshot<K> {
             bypassed: self.bypassed,
             exempted: self.exempted,
             expired: self.expired,
-            missing: self.missing,
+            anonymous: self.anonymous,
             closed: self.closed,
             dry_run: self.dry_run,
             would_have_rejected: self.would_have_rejected,
@@ -218,20 +218,20 @@ impl<K> TenantSnapshot<K> {
     }
 
     /// The figure as a number to compare with others of its column.
-    fn rank(&self, column: Column) -> Option<u128> {
+    fn rank(&self, column: SortBy) -> Option<u128> {
         let count = |count: usize| Some(count as u128);
         let nanos = |duration: Option<Duration>| duration.map(|duration| duration.as_nanos());
         match column {
-            Column::Limit => count(self.limit),
-            Column::InFlight => count(self.in_flight),
-            Column::Waiting => count(self.waiting),
-            Column::OldestWait => nanos(self.oldest_wait),
-            Column::Weight => self.weight.and_then(count),
+            SortBy::Limit => count(self.limit),
+            SortBy::InFlight => count(self.in_flight),
+            SortBy::Waiting => count(self.waiting),
+            SortBy::OldestWait => nanos(self.oldest_wait),
+            SortBy::Weight => self.weight.and_then(count),
             // Numbers that are not negative are in the order of their bits.
-            Column::Share => self.share.map(|share| share.to_bits().into()),
-            Column::Admitted => self.admitted.map(u128::from),
-            Column::Rejected => self.rejected.map(u128::from),
-            Column::Idle => nanos(self.idle),
+            SortBy::Share => self.share.map(|share| share.to_bits().into()),
+            SortBy::Admitted => self.admitted.map(u128::from),
+            SortBy::Rejected => self.rejected.map(u128::from),
+            SortBy::Idle => nanos(self.idle),
         }
     }
 }
@@ -240,7 +240,7 @@ impl<K> TenantSnapshot<K> {
 pub(crate) fn top_of<'s, K>(
     rows: &[&'s TenantSnapshot<K>],
     n: usize,
-    column: Column,
+    column: SortBy,
 ) -> Vec<&'s TenantSnapshot<K>> {
     let key = |index: &usize| (Reverse(rows[*index].rank(column)), *index);
     let mut order: Vec<usize> = (0..rows.len()).collect();
@@ -259,7 +259,7 @@ struct Sum {
     waiting: usize,
     admitted: Option<u64>,
     rejected: Option<u64>,
-    missing: Stats,
+    anonymous: Stats,
     claims: Claims,
 }
 
@@ -274,14 +274,14 @@ impl Sum {
             waiting: 0,
             admitted: counts,
             rejected: counts,
-            missing: Word::new(limit, false).into(),
+            anonymous: Word::new(limit, false).into(),
             claims: Claims::default(),
         };
         // Not made for this: a limiter that was only looked at is not in use.
-        if let Some(nameless) = shared.nameless.get() {
-            sum.missing = nameless.entry.gate.word().into();
-            sum.count(&nameless.entry, sum.missing);
-            sum.claims.add_nameless(&nameless.entry, sum.missing);
+        if let Some(anonymous) = shared.anonymous.get() {
+            sum.anonymous = anonymous.entry.gate.word().into();
+            sum.count(&anonymous.entry, sum.anonymous);
+            sum.claims.add_anonymous(&anonymous.entry, sum.anonymous);
         }
         sum
     }

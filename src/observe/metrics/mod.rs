@@ -13,7 +13,7 @@ use metrics::{Counter, Gauge, Histogram};
 
 pub use self::tenants::TenantMetrics;
 use crate::{
-    observe::{Ending, Event, Observer, metrics::table::Metric},
+    observe::{Event, Observer, Outcome, metrics::table::Metric},
     rejected::{RejectReason, Rejected},
 };
 
@@ -117,12 +117,12 @@ impl Metrics {
         }
     }
 
-    fn released(&self, ending: Ending, held: Option<Duration>) {
+    fn released(&self, outcome: Outcome, held: Option<Duration>) {
         self.in_flight.lower();
-        match ending {
-            Ending::Cancelled => self.cancelled_running.increment(1),
-            Ending::Expired => self.expired.increment(1),
-            Ending::Completed | Ending::Failed => {}
+        match outcome {
+            Outcome::Cancelled => self.cancelled_running.increment(1),
+            Outcome::Expired => self.expired.increment(1),
+            Outcome::Completed | Outcome::Failed => {}
         }
         if let (Some(hold), Some(held)) = (&self.hold, held) {
             hold.record(held);
@@ -152,7 +152,7 @@ impl<K> Observer<K> for Metrics {
                 self.waited(Some(waited));
                 self.cancelled_in_queue.increment(1);
             }
-            Event::Released { ending, held } => self.released(ending, held),
+            Event::Released { outcome, held } => self.released(outcome, held),
             Event::WouldQueue => self.would_queue.increment(1),
             Event::WouldReject { rejected } => count(&self.would_reject, rejected),
             Event::LimitChanged { .. }

@@ -275,8 +275,8 @@ impl Entry {
     }
 
     /// Rejects all who come; those who wait are served as before.
-    pub(crate) fn close_to_newcomers(&self) {
-        self.gate.close_to_newcomers();
+    pub(crate) fn stop_accepting(&self) {
+        self.gate.stop_accepting();
     }
 
     /// Rejects a request for `reason`, unless `word` shows a stronger one.

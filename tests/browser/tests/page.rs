@@ -148,7 +148,7 @@ const FAINT: &str = "
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_shows_what_the_limiter_tells_on_desktop_and_phone_light_and_dark() {
-    let limiter = limiter().capacity(Capacity::of(12));
+    let limiter = limiter().capacity(Capacity::new(12));
     limiter.set_limit("wide", 8);
     drop(limiter.try_acquire("paused"));
     limiter.set_limit("paused", 0);
@@ -601,10 +601,10 @@ async fn the_page_tells_of_a_dry_run_of_all_and_of_one() {
             (json!(false), json!([]))
         );
 
-        limiter.set_dry_run_of("zenith", true);
+        limiter.set_tenant_dry_run("zenith", true);
         page.until_eq(DRY, json!(["zenith"])).await;
         assert_eq!(page.run(banner).await, false);
-        limiter.set_dry_run_of("meant", false);
+        limiter.set_tenant_dry_run("meant", false);
         limiter.set_dry_run(true);
         page.until_eq(DRY, json!(["acme", "zenith"])).await;
         assert_eq!(page.run(banner).await, true);
@@ -621,7 +621,7 @@ async fn the_page_tells_of_a_dry_run_of_all_and_of_one() {
         page.until_eq(counted, json!(true)).await;
 
         limiter.resume("acme");
-        limiter.clear_dry_run_of("zenith");
+        limiter.clear_tenant_dry_run("zenith");
         limiter.set_dry_run(false);
         page.until_eq(DRY, json!([])).await;
         assert_eq!(page.run(banner).await, false);
