@@ -83,7 +83,7 @@ pub use crate::{
     service::{
         future::ResponseFuture,
         layer::TenantConcurrencyLayer,
-        mode::{Errors, Face},
+        mode::{Errors, Mode},
         service::TenantConcurrency,
     },
     tenant::max_hold::MaxHold,

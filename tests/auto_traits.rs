@@ -129,7 +129,7 @@ mod leaves {
 
 const TRAITS: &[&str] = &[
     "ExtractTenant",
-    "Face",
+    "Mode",
     "IntoTenant",
     "Observer",
     "OnReject",

@@ -38,7 +38,7 @@ use tokio_test::{
 };
 use tower::{Layer, Service, ServiceExt, service_fn, util::ServiceFn};
 use tower_tenant::{
-    Capacity, Event, Face, FromHeader, Hold, Limits, MissingTenant, Observer, Outcome, Overflow,
+    Capacity, Event, FromHeader, Hold, Limits, MissingTenant, Mode, Observer, Outcome, Overflow,
     Permit, RejectReason, Rejected, TenantConcurrencyLayer, TenantLimiter, header,
 };
 use wire::{Client, VERSIONS, serve, tenant_in};
@@ -468,7 +468,7 @@ async fn play_all<F, B>(
     log: &Log<String>,
     holds_body: bool,
 ) where
-    F: Face<Request<Deed>, Response<Payload>, &'static str, Response = Response<B>>,
+    F: Mode<Request<Deed>, Response<Payload>, &'static str, Response = Response<B>>,
     F::Error: Debug,
     B: Body + Debug,
 {

@@ -469,7 +469,7 @@ async fn a_snapshot_is_serialised_with_times_in_seconds() {
         "bypassed": 0,
         "exempted": 0,
         "expired": 0,
-        "missing": { "limit": 0, "in_flight": 0, "waiting": 0 },
+        "anonymous": { "limit": 0, "in_flight": 0, "waiting": 0 },
         "closed": false,
         "dry_run": false,
         "would_have_rejected": 0,

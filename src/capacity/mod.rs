@@ -6,7 +6,7 @@ pub(crate) mod pool;
 
 use std::{fmt, hash::Hash, sync::Arc};
 
-use crate::capacity::{owners::OwnerBook, pool::Owner};
+use crate::capacity::{owners::OwnerRegistry, pool::Owner};
 
 /// A capacity that all tenants of a limiter share, on top of the limit of each: as many requests
 /// are in flight at once, over all tenants, and the slots are divided fairly.
@@ -92,7 +92,7 @@ impl<K> Capacity<K> {
     where
         O: Hash + Eq + Send + 'static,
     {
-        let book = Arc::new(OwnerBook::new());
+        let book = Arc::new(OwnerRegistry::new());
         let owners: Box<Owners<K>> = Box::new(move |tenant| book.get(owner(tenant)));
         Self {
             owners: Some(owners),

@@ -14,7 +14,7 @@ use crate::{capacity::pool::Owner, util::key::Tenant};
 const KEPT_CAPACITY: usize = 64;
 
 /// The owners of the tenants that are tracked; each is forgotten with its last tenant.
-pub(crate) struct OwnerBook<O> {
+pub(crate) struct OwnerRegistry<O> {
     hasher: RandomState,
     owners: Mutex<HashTable<Known<O>>>,
 }
@@ -28,11 +28,11 @@ struct Known<O> {
 
 /// Takes an owner out of the book when it is dropped.
 struct Lease<O> {
-    book: Weak<OwnerBook<O>>,
+    book: Weak<OwnerRegistry<O>>,
     hash: u64,
 }
 
-impl<O: Hash + Eq + Send + 'static> OwnerBook<O> {
+impl<O: Hash + Eq + Send + 'static> OwnerRegistry<O> {
     pub(crate) fn new() -> Self {
         Self {
             hasher: RandomState::new(),
@@ -64,7 +64,7 @@ impl<O: Hash + Eq + Send + 'static> OwnerBook<O> {
     }
 }
 
-impl<O> OwnerBook<O> {
+impl<O> OwnerRegistry<O> {
     /// Forgets one owner of that hash that is gone.
     fn forget(&self, hash: u64) {
         let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);

@@ -7,18 +7,18 @@
 use std::{fmt, sync, task::Waker};
 
 use crate::{
-    capacity::fair::{Fair, Id},
-    gate::{Entered, Gate, Joined, state::Word, waiter::Waiter},
-    tenant::{context::Home, retry_after::Backoff},
+    capacity::fair::{Id, Scheduler},
+    gate::{Entered, Gate, Joined, state::GateState, waiter::Waiter},
+    tenant::{context::LimiterContext, retry_after::Backoff},
     util::{
-        panic::contain,
+        panic::catch_panic,
         sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock},
     },
 };
 
 const FIELD: u64 = (1 << 31) - 1;
 const CAPACITY: u32 = 32;
-const CROWDED: u64 = 1 << 63;
+const CONTENDED: u64 = 1 << 63;
 
 /// Larger weights are taken as this.
 const MAX_WEIGHT: usize = 1 << 20;
@@ -39,8 +39,8 @@ impl Level {
         ((self.0 >> CAPACITY) & FIELD) as usize
     }
 
-    fn is_crowded(self) -> bool {
-        self.0 & CROWDED != 0
+    fn is_contended(self) -> bool {
+        self.0 & CONTENDED != 0
     }
 
     fn has_room(self) -> bool {
@@ -52,10 +52,10 @@ impl Level {
     }
 
     /// A request has entered, on these readings, whether there was room or not.
-    fn entered_anyway(self, word: Word) -> Entered {
+    fn entered_by_force(self, word: GateState) -> Entered {
         Entered {
             word,
-            beyond_capacity: !self.has_room() || self.is_crowded(),
+            beyond_capacity: !self.has_room() || self.is_contended(),
         }
     }
 
@@ -85,13 +85,13 @@ pub(crate) struct Pool<T> {
     line: Mutex<Line<T>>,
     // Of requests whose tenants are below their own limits.
     rejections: Backoff,
-    home: sync::Arc<Home>,
+    home: sync::Arc<LimiterContext>,
 }
 
 /// Everybody who waits.
 #[derive(Debug)]
 struct Line<T> {
-    fair: Fair<T>,
+    fair: Scheduler<T>,
     // When the crowding began.
     since: u64,
     waiting: usize,
@@ -121,22 +121,22 @@ pub(crate) enum Answer {
     Entered(Entered),
     MayWait,
     /// Its tenant is full, as the word shows, or else the capacity is in use.
-    Rejected(Word),
+    Rejected(GateState),
 }
 
 /// What is to be done with a newcomer, decided under the lock of the line.
 enum Verdict {
     Entered(Entered),
     /// Its tenant is full or others of its tenant wait, or the capacity is in use.
-    Waits(Word),
+    Waits(GateState),
     /// A slot is free and its next holder has not been told.
     Owed,
 }
 
 impl<T: Ticket> Pool<T> {
-    pub(crate) fn new(capacity: usize, places: usize, home: sync::Arc<Home>) -> Self {
+    pub(crate) fn new(capacity: usize, places: usize, home: sync::Arc<LimiterContext>) -> Self {
         let line = Line {
-            fair: Fair::new(),
+            fair: Scheduler::new(),
             since: 0,
             waiting: 0,
             places,
@@ -156,8 +156,8 @@ impl<T: Ticket> Pool<T> {
 
     /// Nobody waits, and nothing is left of anybody who did.
     #[cfg(all(test, not(tenant_loom)))]
-    pub(crate) fn is_calm(&self) -> bool {
-        !self.level().is_crowded() && lock(&self.line).fair.is_empty()
+    pub(crate) fn is_uncontended(&self) -> bool {
+        !self.level().is_contended() && lock(&self.line).fair.is_empty()
     }
 
     /// How many wait.
@@ -193,7 +193,7 @@ impl<T: Ticket> Pool<T> {
 
     fn grant(&self) -> Option<Arc<Waiter>> {
         let level = self.level();
-        if !level.is_crowded() || !level.has_room() {
+        if !level.is_contended() || !level.has_room() {
             return None;
         }
         let mut line = lock(&self.line);
@@ -228,13 +228,13 @@ impl<T: Ticket> Pool<T> {
         let spent = line.fair.start(id, now, ticket.gate().word().has_room());
         share.sync(line, ticket.gate(), now);
         line.waiting -= 1;
-        self.calm(line);
+        self.end_contention(line);
         spent
     }
 
     /// Takes a slot if nobody waits.
     fn try_take(&self) -> bool {
-        self.update(|level| (level.has_room() && !level.is_crowded()).then(|| level.entered()))
+        self.update(|level| (level.has_room() && !level.is_contended()).then(|| level.entered()))
     }
 
     /// Takes a slot on behalf of whoever holds the lock of the line.
@@ -243,7 +243,7 @@ impl<T: Ticket> Pool<T> {
     }
 
     /// Takes a slot, full or not; returns what the pool was like before.
-    fn take_anyway(&self) -> Level {
+    fn force_take(&self) -> Level {
         Level(self.level.fetch_add(1, Ordering::AcqRel))
     }
 
@@ -252,8 +252,8 @@ impl<T: Ticket> Pool<T> {
     }
 
     /// Gives a slot back if nobody waits.
-    fn give_back_in_passing(&self) -> bool {
-        self.update(|level| (!level.is_crowded()).then(|| level.left()))
+    fn try_release_uncontended(&self) -> bool {
+        self.update(|level| (!level.is_contended()).then(|| level.left()))
     }
 
     fn give_back(&self) -> Level {
@@ -261,15 +261,15 @@ impl<T: Ticket> Pool<T> {
     }
 
     /// From here on, whoever leaves comes to the lock of the line, which the caller holds.
-    fn crowd(&self) {
-        self.level.fetch_or(CROWDED, Ordering::AcqRel);
+    fn begin_contention(&self) {
+        self.level.fetch_or(CONTENDED, Ordering::AcqRel);
     }
 
     /// Ends the crowding if nobody waits any more.
-    fn calm(&self, line: &mut Line<T>) {
+    fn end_contention(&self, line: &mut Line<T>) {
         if line.waiting == 0 {
             line.fair.clear();
-            self.level.fetch_and(!CROWDED, Ordering::AcqRel);
+            self.level.fetch_and(!CONTENDED, Ordering::AcqRel);
         }
     }
 
@@ -313,13 +313,13 @@ impl<T: Ticket> Share<T> {
         if let Some(entered) = self.enter_pretended(gate) {
             return Answer::Entered(entered);
         }
-        if gate.word().admits_own() && self.pool.try_take() {
-            if let Some(word) = gate.enter_own() {
+        if gate.word().can_enter() && self.pool.try_take() {
+            if let Some(word) = gate.enter_ignoring_capacity() {
                 self.count_in();
                 return Answer::Entered(word.into());
             }
             // Another request of the tenant was quicker.
-            if self.pool.give_back().is_crowded() {
+            if self.pool.give_back().is_contended() {
                 self.pool.serve();
             }
         }
@@ -352,22 +352,22 @@ impl<T: Ticket> Share<T> {
             // Code of the user, before the lock.
             let waker = waker.clone();
             let mut line = lock(&self.pool.line);
-            self.pool.crowd();
+            self.pool.begin_contention();
             match self.decide(&mut line, gate) {
                 Verdict::Entered(entered) => {
-                    self.pool.calm(&mut line);
+                    self.pool.end_contention(&mut line);
                     drop(line);
                     // Should its drop panic, the slots must not be lost.
-                    contain(|| drop(waker));
+                    catch_panic(|| drop(waker));
                     return Joined::Entered(entered);
                 }
                 Verdict::Waits(word) if word.rejects(places) || word.waiting() >= places => {
-                    self.pool.calm(&mut line);
+                    self.pool.end_contention(&mut line);
                     return Joined::Rejected(word);
                 }
-                Verdict::Waits(word) => return self.line_up(line, gate, word, waker, ticket),
+                Verdict::Waits(word) => return self.enqueue(line, gate, word, waker, ticket),
                 Verdict::Owed => {
-                    self.pool.calm(&mut line);
+                    self.pool.end_contention(&mut line);
                     drop(line);
                     self.pool.serve();
                 }
@@ -375,11 +375,11 @@ impl<T: Ticket> Share<T> {
         }
     }
 
-    fn line_up(
+    fn enqueue(
         &self,
         mut line: MutexGuard<'_, Line<T>>,
         gate: &Gate,
-        word: Word,
+        word: GateState,
         waker: Waker,
         ticket: &T,
     ) -> Joined {
@@ -393,7 +393,7 @@ impl<T: Ticket> Share<T> {
             displaced = self.make_room(&mut line, id, now);
             if displaced.is_none() {
                 line.fair.stop_waiting(id, now, 0);
-                self.pool.calm(&mut line);
+                self.pool.end_contention(&mut line);
                 // Before the waker, which is code of the user.
                 drop(line);
                 return Joined::Rejected(word);
@@ -430,14 +430,14 @@ impl<T: Ticket> Share<T> {
 
     fn decide(&self, line: &mut Line<T>, gate: &Gate) -> Verdict {
         let word = gate.word();
-        if !word.admits_own() {
+        if !word.can_enter() {
             return Verdict::Waits(word);
         }
         if self.pool.is_pretended() {
             if let Some(word) = gate.enter_dry() {
-                let level = self.pool.take_anyway();
+                let level = self.pool.force_take();
                 self.count_among(line, gate);
-                return Verdict::Entered(level.entered_anyway(word));
+                return Verdict::Entered(level.entered_by_force(word));
             }
         }
         if line.fair.next().is_some() {
@@ -449,7 +449,7 @@ impl<T: Ticket> Share<T> {
         if !self.pool.take() {
             return Verdict::Waits(word);
         }
-        let Some(word) = gate.enter_own() else {
+        let Some(word) = gate.enter_ignoring_capacity() else {
             self.pool.give_back();
             return Verdict::Owed;
         };
@@ -471,7 +471,7 @@ impl<T: Ticket> Share<T> {
         if let Some(owner) = &self.owner {
             owner.running.fetch_sub(1, Ordering::AcqRel);
         }
-        if self.pool.give_back_in_passing() {
+        if self.pool.try_release_uncontended() {
             return;
         }
         // Under the lock, so that no newcomer takes the slot before the line knows of it.
@@ -496,7 +496,7 @@ impl<T: Ticket> Share<T> {
     pub(crate) fn change(
         &self,
         gate: &Gate,
-        change: impl Fn(Word) -> Word,
+        change: impl Fn(GateState) -> GateState,
         still: impl FnOnce() -> bool,
     ) -> bool {
         let mut line = lock(&self.pool.line);
@@ -521,7 +521,7 @@ impl<T: Ticket> Share<T> {
         let mut released = Vec::new();
         while self.pool.is_pretended() && gate.word().is_dry() {
             let Some(waiter) = gate.grant() else { break };
-            self.pool.take_anyway();
+            self.pool.force_take();
             self.count_in();
             released.push(waiter);
         }
@@ -534,12 +534,12 @@ impl<T: Ticket> Share<T> {
             return None;
         }
         let word = gate.enter_dry()?;
-        let level = self.pool.take_anyway();
-        match level.is_crowded() {
+        let level = self.pool.force_take();
+        match level.is_contended() {
             true => self.count_among(&mut lock(&self.pool.line), gate),
             false => self.count_in(),
         }
-        Some(level.entered_anyway(word))
+        Some(level.entered_by_force(word))
     }
 
     /// See [`Gate::close`].
@@ -572,7 +572,7 @@ impl<T: Ticket> Share<T> {
         let spent = line.fair.stop_waiting(id, now, count);
         self.sync(line, gate, now);
         line.waiting -= count;
-        self.pool.calm(line);
+        self.pool.end_contention(line);
         spent
     }
 

@@ -15,7 +15,7 @@ use std::task::Waker;
 use crate::{
     gate::{
         queue::Queue,
-        state::{IN_FLIGHT, ONE_WAITING, Word},
+        state::{GateState, IN_FLIGHT, ONE_WAITING},
         waiter::{WaitOutcome, Waiter},
     },
     util::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock},
@@ -33,13 +33,13 @@ pub(crate) struct Gate {
 #[must_use = "the slot has to be given back"]
 pub(crate) struct Entered {
     /// The gate before.
-    pub(crate) word: Word,
+    pub(crate) word: GateState,
     /// The capacity that all share was full, and only pretended.
     pub(crate) beyond_capacity: bool,
 }
 
-impl From<Word> for Entered {
-    fn from(word: Word) -> Self {
+impl From<GateState> for Entered {
+    fn from(word: GateState) -> Self {
         Self {
             word,
             beyond_capacity: false,
@@ -52,8 +52,8 @@ impl From<Word> for Entered {
 pub(crate) enum Joined {
     Entered(Entered),
     /// With the gate as it was before.
-    Waiting(Arc<Waiter>, Word),
-    Rejected(Word),
+    Waiting(Arc<Waiter>, GateState),
+    Rejected(GateState),
 }
 
 /// Waiters that were rejected and do not know yet.
@@ -80,33 +80,33 @@ fn append(queue: &mut Queue, waker: Waker, since: u64) -> Arc<Waiter> {
 }
 
 impl Gate {
-    /// Nobody enters a gate that is attended by the fast way; one that shares a capacity is driven
+    /// Nobody enters a gate that is needs_slow_path by the fast way; one that shares a capacity is driven
     /// by the [`Pool`](crate::capacity::pool::Pool).
-    pub(crate) fn new(limit: usize, attended: bool) -> Self {
+    pub(crate) fn new(limit: usize, needs_slow_path: bool) -> Self {
         Self {
-            word: AtomicU64::new(Word::new(limit, attended).0),
+            word: AtomicU64::new(GateState::new(limit, needs_slow_path).0),
             queue: Mutex::new(Queue::default()),
         }
     }
 
-    /// An attended gate with one slot, which is taken.
+    /// An needs_slow_path gate with one slot, which is taken.
     pub(crate) fn of_one() -> Self {
         Self {
-            word: AtomicU64::new(Word::new(1, true).entered().0),
+            word: AtomicU64::new(GateState::new(1, true).entered().0),
             queue: Mutex::new(Queue::default()),
         }
     }
 
     #[inline]
-    pub(crate) fn word(&self) -> Word {
-        Word(self.word.load(Ordering::Acquire))
+    pub(crate) fn word(&self) -> GateState {
+        GateState(self.word.load(Ordering::Acquire))
     }
 
     /// Takes a slot if that takes no more than one exchange.
     #[inline]
     pub(crate) fn enter_fast(&self) -> bool {
         let mut word = self.word();
-        while word.admits() {
+        while word.can_enter_fast() {
             match self.exchange(word, word.entered()) {
                 Ok(()) => return true,
                 Err(now) => word = now,
@@ -116,16 +116,16 @@ impl Gate {
     }
 
     /// Takes a slot, or tells why not. Never waits.
-    pub(crate) fn try_enter(&self) -> Result<Entered, Word> {
+    pub(crate) fn try_enter(&self) -> Result<Entered, GateState> {
         loop {
-            if let Some(word) = self.enter_own() {
+            if let Some(word) = self.enter_ignoring_capacity() {
                 return Ok(word.into());
             }
             let word = self.word();
-            if word.owes() {
+            if word.has_grantable_waiter() {
                 // Somebody freed a slot and has not handed it out yet. There may be room behind it.
                 self.serve();
-            } else if !word.admits_own() {
+            } else if !word.can_enter() {
                 return Err(word);
             }
         }
@@ -139,21 +139,23 @@ impl Gate {
                 Err(word) if word.rejects(places) => return Joined::Rejected(word),
                 Err(_) => {}
             }
-            if let Ok((waiter, word)) = self.line_up(places, waker.clone(), since) {
+            if let Ok((waiter, word)) = self.enqueue(places, waker.clone(), since) {
                 return Joined::Waiting(waiter, word);
             }
         }
     }
 
     /// Takes a place in the line, unless there is room by now or a reason to reject.
-    fn line_up(
+    fn enqueue(
         &self,
         places: usize,
         waker: Waker,
         since: u64,
-    ) -> Result<(Arc<Waiter>, Word), Waker> {
+    ) -> Result<(Arc<Waiter>, GateState), Waker> {
         let mut queue = self.lock();
-        let waits = |word: Word| !(word.admits_own() || word.owes() || word.rejects(places));
+        let waits = |word: GateState| {
+            !(word.can_enter() || word.has_grantable_waiter() || word.rejects(places))
+        };
         match self.update(|word| waits(word).then(|| word.joined())) {
             Some(word) => Ok((append(&mut queue, waker, since), word)),
             None => Err(waker),
@@ -162,13 +164,13 @@ impl Gate {
 
     /// Takes a slot if there is room and nobody waits for it, whatever the capacity; returns what
     /// the gate was like before.
-    pub(crate) fn enter_own(&self) -> Option<Word> {
-        self.update(|word| word.admits_own().then(|| word.entered()))
+    pub(crate) fn enter_ignoring_capacity(&self) -> Option<GateState> {
+        self.update(|word| word.can_enter().then(|| word.entered()))
     }
 
     /// The same, if the limit is only pretended.
-    pub(crate) fn enter_dry(&self) -> Option<Word> {
-        self.update(|word| (word.is_dry() && word.admits_own()).then(|| word.entered()))
+    pub(crate) fn enter_dry(&self) -> Option<GateState> {
+        self.update(|word| (word.is_dry() && word.can_enter()).then(|| word.entered()))
     }
 
     /// Takes a place in the line, whatever there is in front of it.
@@ -190,13 +192,15 @@ impl Gate {
     /// Gives a slot back. `true` if that concerns nobody else.
     #[inline]
     pub(crate) fn leave(&self) -> bool {
-        Word(self.word.fetch_sub(IN_FLIGHT, Ordering::AcqRel)).is_quiet()
+        GateState(self.word.fetch_sub(IN_FLIGHT, Ordering::AcqRel)).needs_no_followup()
     }
 
     /// Ends the watch if the gate is idle. `true` if it was watched.
-    pub(crate) fn unwatch(&self) -> bool {
-        self.update(|word| (word.is_watched() && word.is_idle()).then(|| word.unwatched()))
-            .is_some()
+    pub(crate) fn disarm_drain(&self) -> bool {
+        self.update(|word| {
+            (word.has_drain_waiter() && word.is_idle()).then(|| word.without_drain_waiter())
+        })
+        .is_some()
     }
 
     /// Takes `waiter` out of the line. `false` if its wait is already decided.
@@ -219,7 +223,7 @@ impl Gate {
     /// A cut takes effect as requests leave, before any waiter enters.
     pub(crate) fn change(
         &self,
-        change: impl Fn(Word) -> Word,
+        change: impl Fn(GateState) -> GateState,
         still: impl FnOnce() -> bool,
     ) -> Option<RejectedWaiters> {
         let queue = self.lock();
@@ -228,7 +232,7 @@ impl Gate {
         }
         // Nothing else changes the limit without this lock.
         if change(self.word()).is_paused() {
-            return Some(self.expel(queue, change));
+            return Some(self.reject_all(queue, change));
         }
         self.update(|word| Some(change(word)));
         Some(RejectedWaiters::default())
@@ -236,7 +240,7 @@ impl Gate {
 
     /// Rejects all who come, and all who wait; returns those to be woken.
     pub(crate) fn close(&self) -> RejectedWaiters {
-        self.expel(self.lock(), Word::closed)
+        self.reject_all(self.lock(), GateState::closed)
     }
 
     /// Rejects all who come; those who wait are served as before.
@@ -253,15 +257,15 @@ impl Gate {
     }
 
     /// Asks that the last [`leave`](Self::leave) tell. `false` if nothing is in flight now.
-    pub(crate) fn watch(&self) -> bool {
-        self.update(|word| (!word.is_idle()).then(|| word.watched()))
+    pub(crate) fn arm_drain(&self) -> bool {
+        self.update(|word| (!word.is_idle()).then(|| word.with_drain_waiter()))
             .is_some()
     }
 
-    fn expel(
+    fn reject_all(
         &self,
         mut queue: MutexGuard<'_, Queue>,
-        change: impl Fn(Word) -> Word,
+        change: impl Fn(GateState) -> GateState,
     ) -> RejectedWaiters {
         self.update(|word| Some(change(word.without_waiting())));
         for waiter in queue.iter() {
@@ -273,7 +277,7 @@ impl Gate {
     /// Hands every free slot to the waiter who has waited longest.
     #[cold]
     pub(crate) fn serve(&self) {
-        while self.word().owes() {
+        while self.word().has_grantable_waiter() {
             let Some(waiter) = self.grant() else { return };
             waiter.wake();
         }
@@ -285,7 +289,7 @@ impl Gate {
         if queue.is_empty() {
             return None;
         }
-        self.update(|word| word.owes().then(|| word.granted()))?;
+        self.update(|word| word.has_grantable_waiter().then(|| word.granted()))?;
         let waiter = queue.pop_oldest()?;
         waiter.decide(WaitOutcome::Granted);
         queue.give_up_memory();
@@ -297,16 +301,16 @@ impl Gate {
     }
 
     #[inline]
-    fn exchange(&self, from: Word, to: Word) -> Result<(), Word> {
+    fn exchange(&self, from: GateState, to: GateState) -> Result<(), GateState> {
         self.word
             .compare_exchange_weak(from.0, to.0, Ordering::AcqRel, Ordering::Acquire)
             .map(drop)
-            .map_err(Word)
+            .map_err(GateState)
     }
 
     /// Changes the word for as long as `change` has something to say; returns what it was before,
     /// if it was changed.
-    fn update(&self, change: impl Fn(Word) -> Option<Word>) -> Option<Word> {
+    fn update(&self, change: impl Fn(GateState) -> Option<GateState>) -> Option<GateState> {
         let mut word = self.word();
         while let Some(next) = change(word) {
             match self.exchange(word, next) {

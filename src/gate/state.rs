@@ -10,8 +10,8 @@ const FIELD: u64 = (1 << BITS) - 1;
 const WAITING: u64 = FIELD << BITS;
 const LIMIT: u64 = FIELD << (2 * BITS);
 const CLOSED: u64 = 1 << (3 * BITS);
-const WATCHED: u64 = 1 << (3 * BITS + 1);
-const ATTENDED: u64 = 1 << (3 * BITS + 2);
+const DRAIN_PENDING: u64 = 1 << (3 * BITS + 1);
+const NEEDS_SLOW_PATH: u64 = 1 << (3 * BITS + 2);
 const DRY: u64 = 1 << (3 * BITS + 3);
 
 /// One request in flight.
@@ -37,13 +37,13 @@ impl From<usize> for Rule {
 
 /// A reading of a gate.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Word(pub(crate) u64);
+pub(crate) struct GateState(pub(crate) u64);
 
-impl Word {
-    /// Of a tenant that is `attended`, somebody else is asked or told of each request: those who
+impl GateState {
+    /// Of a tenant that is `needs_slow_path`, somebody else is asked or told of each request: those who
     /// share a capacity, an observer, or counters.
-    pub(crate) fn new(limit: usize, attended: bool) -> Self {
-        Self(if attended { ATTENDED } else { 0 }).with_limit(limit)
+    pub(crate) fn new(limit: usize, needs_slow_path: bool) -> Self {
+        Self(if needs_slow_path { NEEDS_SLOW_PATH } else { 0 }).with_limit(limit)
     }
 
     #[inline]
@@ -67,13 +67,13 @@ impl Word {
     }
 
     #[inline]
-    pub(crate) fn is_watched(self) -> bool {
-        self.0 & WATCHED != 0
+    pub(crate) fn has_drain_waiter(self) -> bool {
+        self.0 & DRAIN_PENDING != 0
     }
 
     #[inline]
-    pub(crate) fn is_attended(self) -> bool {
-        self.0 & ATTENDED != 0
+    pub(crate) fn needs_slow_path(self) -> bool {
+        self.0 & NEEDS_SLOW_PATH != 0
     }
 
     /// The limit is only pretended: whoever comes enters.
@@ -95,18 +95,18 @@ impl Word {
 
     /// A newcomer may enter: there is room, nobody waits for it, and nobody else attends.
     #[inline]
-    pub(crate) fn admits(self) -> bool {
-        self.0 & (CLOSED | WAITING | ATTENDED) == 0 && self.is_below_limit()
+    pub(crate) fn can_enter_fast(self) -> bool {
+        self.0 & (CLOSED | WAITING | NEEDS_SLOW_PATH) == 0 && self.is_below_limit()
     }
 
     /// The same, whoever else attends.
-    pub(crate) fn admits_own(self) -> bool {
+    pub(crate) fn can_enter(self) -> bool {
         self.0 & (CLOSED | WAITING) == 0 && self.has_room()
     }
 
     /// The first waiter may enter.
     #[inline]
-    pub(crate) fn owes(self) -> bool {
+    pub(crate) fn has_grantable_waiter(self) -> bool {
         self.0 & WAITING != 0 && self.has_room()
     }
 
@@ -118,8 +118,8 @@ impl Word {
 
     /// A release from here concerns nobody but the releaser.
     #[inline]
-    pub(crate) fn is_quiet(self) -> bool {
-        self.0 & (WAITING | WATCHED | ATTENDED) == 0
+    pub(crate) fn needs_no_followup(self) -> bool {
+        self.0 & (WAITING | DRAIN_PENDING | NEEDS_SLOW_PATH) == 0
     }
 
     /// One more is in flight.
@@ -163,12 +163,12 @@ impl Word {
         Self(self.0 | CLOSED)
     }
 
-    pub(crate) fn watched(self) -> Self {
-        Self(self.0 | WATCHED)
+    pub(crate) fn with_drain_waiter(self) -> Self {
+        Self(self.0 | DRAIN_PENDING)
     }
 
-    pub(crate) fn unwatched(self) -> Self {
-        Self(self.0 & !WATCHED)
+    pub(crate) fn without_drain_waiter(self) -> Self {
+        Self(self.0 & !DRAIN_PENDING)
     }
 
     #[inline]
@@ -182,9 +182,9 @@ impl Word {
     }
 }
 
-impl fmt::Debug for Word {
+impl fmt::Debug for GateState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Word")
+        f.debug_struct("GateState")
             .field("in_flight", &self.in_flight())
             .field("waiting", &self.waiting())
             .field("limit", &self.limit())

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    gate::state::Word,
+    gate::state::GateState,
     util::{
         panic::Contained,
         sync::{Mutex, lock},
@@ -20,9 +20,9 @@ pub(crate) enum WaitOutcome {
     /// A slot was taken on behalf of the waiter.
     Granted,
     /// The gate was closed or paused, as the word shows; no slot was taken.
-    Rejected(Word),
+    Rejected(GateState),
     /// All places to wait were taken, and it was the turn of its tenant to give one up.
-    Displaced(Word),
+    Displaced(GateState),
 }
 
 pub(crate) struct Waiter {

@@ -10,7 +10,7 @@ use crate::{
     rejected::Rejected,
     service::{
         layer::TenantConcurrencyLayer,
-        mode::{Errors, Face, sealed},
+        mode::{Errors, Mode, sealed},
     },
 };
 
@@ -23,7 +23,7 @@ impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
     /// A call that is dropped gives its slot back at once, though the receiver may still be at work
     /// on it.
     pub fn hold_body(self) -> TenantConcurrencyLayer<K, X, BodyErrors> {
-        self.map_face(|Errors(())| BodyErrors(()))
+        self.map_mode(|Errors(())| BodyErrors(()))
     }
 }
 
@@ -35,7 +35,7 @@ pub struct BodyErrors(());
 
 impl sealed::Sealed for BodyErrors {}
 
-impl<Req, B, E> Face<Req, Response<B>, E> for BodyErrors
+impl<Req, B, E> Mode<Req, Response<B>, E> for BodyErrors
 where
     B: Body,
     E: Into<BoxError>,

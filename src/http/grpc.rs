@@ -43,11 +43,11 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     /// let server = Server::builder().layer(layer);
     /// ```
     pub fn grpc(self) -> TenantConcurrencyLayer<K, X, Http<Grpc<R>>> {
-        self.map_face(|face| Http {
-            hold: face.hold,
-            policy: face.policy,
-            share: face.share,
-            on_reject: Grpc(face.on_reject),
+        self.map_mode(|mode| Http {
+            hold: mode.hold,
+            policy: mode.policy,
+            share: mode.share,
+            on_reject: Grpc(mode.on_reject),
         })
     }
 }

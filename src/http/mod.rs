@@ -24,7 +24,7 @@ use crate::{
     rejected::{RejectReason, Rejected},
     service::{
         layer::TenantConcurrencyLayer,
-        mode::{Errors, Face, sealed},
+        mode::{Errors, Mode, sealed},
     },
 };
 
@@ -55,7 +55,7 @@ impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
     ///
     /// The permit is held to the end of the response body; [`hold`](Self::hold) changes that.
     pub fn http(self) -> TenantConcurrencyLayer<K, X, Http> {
-        self.map_face(|Errors(())| Http {
+        self.map_mode(|Errors(())| Http {
             hold: Hold::default(),
             policy: None,
             share: false,
@@ -67,7 +67,7 @@ impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
 impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     /// Sets how long an admitted request keeps its permit.
     pub fn hold(self, hold: Hold) -> Self {
-        self.map_face(|face| Http { hold, ..face })
+        self.map_mode(|mode| Http { hold, ..mode })
     }
 
     /// Puts a [`SharedPermit`] into the extensions of each admitted request, for the work that a
@@ -102,9 +102,9 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     /// let app: Router = Router::new().route("/import", post(import)).layer(layer);
     /// ```
     pub fn share_permit(self) -> Self {
-        self.map_face(|face| Http {
+        self.map_mode(|mode| Http {
             share: true,
-            ..face
+            ..mode
         })
     }
 
@@ -137,9 +137,9 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
             rate_limit::is_name(name),
             "the name of a rate limit policy is printable ASCII without quotes and backslashes"
         );
-        self.map_face(|face| Http {
+        self.map_mode(|mode| Http {
             policy: Some(name),
-            ..face
+            ..mode
         })
     }
 
@@ -169,10 +169,10 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     where
         G: Fn(&Rejected) -> Response<B>,
     {
-        self.map_face(|face| Http {
-            hold: face.hold,
-            policy: face.policy,
-            share: face.share,
+        self.map_mode(|mode| Http {
+            hold: mode.hold,
+            policy: mode.policy,
+            share: mode.share,
             on_reject,
         })
     }
@@ -283,7 +283,7 @@ pub struct HttpGuard {
 
 impl<R> sealed::Sealed for Http<R> {}
 
-impl<R, Q, B, E> Face<Request<Q>, Response<B>, E> for Http<R>
+impl<R, Q, B, E> Mode<Request<Q>, Response<B>, E> for Http<R>
 where
     R: OnReject<B> + Clone,
     B: Body,

@@ -12,7 +12,7 @@ use std::{
 use crate::{
     limiter::permit::Permit,
     observe::Outcome,
-    tenant::{entry::Held, holds::Bound},
+    tenant::{entry::TenantHandle, holds::Bound},
     util::sync::{Mutex, lock},
 };
 
@@ -161,7 +161,7 @@ impl Slot {
 
 /// When the slot of a response is taken back, and the response is to end.
 #[derive(Debug)]
-pub(crate) struct Deadline(Held);
+pub(crate) struct Deadline(TenantHandle);
 
 impl Deadline {
     /// Resolves when the slot was taken back.

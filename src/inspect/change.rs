@@ -16,7 +16,7 @@ use crate::{
         response::{Answer, Fault, done, pretended},
         view::Named,
     },
-    limits::Draft,
+    limits::CachedLimit,
 };
 
 /// More than any change is long.
@@ -124,6 +124,6 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Inspect<K> {
     fn limit_of(&self, tenant: &K) -> usize {
         let in_force = self.limiter.stats(tenant).map(|stats| stats.limit);
         let set = || self.limiter.shared.limits.read(tenant);
-        in_force.unwrap_or_else(|| set().limit(tenant, &mut Draft::default()))
+        in_force.unwrap_or_else(|| set().limit(tenant, &mut CachedLimit::default()))
     }
 }

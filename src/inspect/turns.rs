@@ -21,7 +21,7 @@ use tokio::{
 use crate::{
     inspect::response::Fault,
     limiter::{TenantLimiter, snapshot::Snapshot},
-    util::{panic::contain, timer},
+    util::{panic::catch_panic, timer},
 };
 
 /// For how long a snapshot is shared, by tokio's clock.
@@ -120,10 +120,10 @@ async fn forget<K: Send + Sync + 'static>(turns: Weak<Mutex<Kept<K>>>, sleep: Sl
 async fn apart<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> Result<R, Fault> {
     let done = match Handle::try_current() {
         Ok(runtime) => {
-            let work = runtime.spawn_blocking(|| contain(work));
+            let work = runtime.spawn_blocking(|| catch_panic(work));
             work.await.ok().flatten()
         }
-        Err(_) => contain(work),
+        Err(_) => catch_panic(work),
     };
     let text = "A key or a function of a tenant panicked.";
     done.ok_or_else(|| Fault::new(StatusCode::INTERNAL_SERVER_ERROR, text))

@@ -13,20 +13,20 @@ use tokio::time::Sleep;
 use crate::{
     gate::{
         Joined,
-        state::Word,
+        state::GateState,
         waiter::{WaitOutcome, Waiter},
     },
     limiter::{overflow::Overflow, permit::Permit},
     observe::Event,
     rejected::{RejectReason, Rejected},
-    tenant::entry::{Held, Node},
-    util::{panic::contain, sync::Arc, timer},
+    tenant::entry::{Node, TenantHandle},
+    util::{panic::catch_panic, sync::Arc, timer},
 };
 
 /// How a request that is not rejected goes on.
 pub(crate) enum Attempt {
     Admitted(Permit),
-    Waits(Held),
+    Waits(TenantHandle),
 }
 
 /// Takes a slot if there is room; else decides whether the request may take one of `places` to
@@ -45,7 +45,7 @@ where
 }
 
 #[cold]
-fn attempt_slowly(held: Held, places: usize) -> Result<Attempt, Rejected> {
+fn attempt_slowly(held: TenantHandle, places: usize) -> Result<Attempt, Rejected> {
     match held.try_enter(places) {
         Ok(Some(entered)) => {
             held.note_pretended(places, entered);
@@ -71,7 +71,7 @@ pin_project! {
 }
 
 impl Acquire {
-    pub(crate) fn new(held: Held, overflow: Overflow) -> Self {
+    pub(crate) fn new(held: TenantHandle, overflow: Overflow) -> Self {
         Self {
             place: Place {
                 held,
@@ -115,7 +115,7 @@ impl Future for Acquire {
         };
         // It holds a waker: should its drop panic when this future is dropped, which is after the
         // permit has gone out of it, the permit would be lost.
-        contain(|| this.deadline.set(None));
+        catch_panic(|| this.deadline.set(None));
         Poll::Ready(result)
     }
 }
@@ -123,11 +123,11 @@ impl Future for Acquire {
 /// A place in the line of a tenant, or the slot that it became.
 #[derive(Debug)]
 struct Place {
-    held: Held,
+    held: TenantHandle,
     // Present from the arrival to the end of the wait.
     waiter: Option<Arc<Waiter>>,
     // What a dry run says of the request is told of its arrival, once it is admitted.
-    arrival: Option<Word>,
+    arrival: Option<GateState>,
 }
 
 impl Place {

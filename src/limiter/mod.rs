@@ -26,11 +26,11 @@ use crate::{
         evictor::Evictor,
         overflow::Overflow,
         permit::Permit,
-        state::{Common, Shared},
+        state::{Shared, SharedCapacity},
         stats::Stats,
     },
     limits::Limits,
-    observe::{Event, Observer, Watch},
+    observe::{Event, Observer, Observers},
     rejected::{RejectReason, Rejected},
     tenant::{
         entry::{Entry, Tracked},
@@ -133,7 +133,7 @@ impl<K> TenantLimiter<K> {
         let slots = capacity.slots();
         let home = sync::Arc::clone(&self.shared.home);
         let pool = Pool::new(slots, capacity.places(), home);
-        let common = Common {
+        let common = SharedCapacity {
             pool: sync::Arc::new(pool),
             capacity,
         };
@@ -161,10 +161,10 @@ impl<K> TenantLimiter<K> {
     where
         K: 'static,
     {
-        let Some(watch) = Watch::new(observer) else {
+        let Some(watch) = Observers::new(observer) else {
             return self;
         };
-        if self.is_in_use() || !self.shared.home.watch(watch) {
+        if self.is_in_use() || !self.shared.home.set_observer(watch) {
             panic!("give a limiter its observer once, before its first request");
         }
         self

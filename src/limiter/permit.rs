@@ -8,7 +8,7 @@ use std::{
 use crate::{
     observe::{Event, Outcome},
     tenant::{
-        entry::{Entry, Held, Node},
+        entry::{Entry, Node, TenantHandle},
         holds::{self, Bound},
         max_hold::MaxHold,
     },
@@ -29,12 +29,12 @@ use crate::{
 pub struct Permit {
     // Nothing beside it: two words travel in registers, three through memory, which took a fifth of
     // the time of a request.
-    held: Held,
+    held: TenantHandle,
 }
 
 /// A request that is watched: between its permit and its tenant.
-struct Visit {
-    held: Held,
+struct ObservedPermit {
+    held: TenantHandle,
     // By the clock of the limiter; 0 unless the observer times holds.
     since: u64,
     outcome: AtomicU8,
@@ -49,18 +49,18 @@ const CANCELLED: u8 = 2;
 impl Permit {
     /// Takes charge of a slot that was taken already, of a tenant nobody watches.
     #[inline]
-    pub(crate) fn of_taken(held: Held) -> Self {
+    pub(crate) fn of_taken(held: TenantHandle) -> Self {
         Self { held }
     }
 
     /// Takes charge of a slot that was taken already, and says so.
-    pub(crate) fn admitted(held: Held, waited: Option<Duration>) -> Self {
+    pub(crate) fn admitted(held: TenantHandle, waited: Option<Duration>) -> Self {
         let since = held.home.starts_hold();
         held.note(Event::Admitted { waited });
-        if !held.home.attends() {
+        if !held.home.needs_slow_path() {
             return Self::of_taken(held);
         }
-        let permit = Self::of_taken(Visit::begin(held, since));
+        let permit = Self::of_taken(ObservedPermit::begin(held, since));
         permit.bound_in_time(MaxHold::takes_bare);
         permit
     }
@@ -82,8 +82,8 @@ impl Permit {
         self.bound().is_some_and(Bound::is_expired)
     }
 
-    fn visit(&self) -> Option<&Visit> {
-        match self.held.gate.word().is_attended() {
+    fn visit(&self) -> Option<&ObservedPermit> {
+        match self.held.gate.word().needs_slow_path() {
             true => self.held.downcast(),
             false => None,
         }
@@ -94,20 +94,20 @@ impl Permit {
     }
 
     /// What bounds the slot in time that `visit` stands for.
-    pub(crate) fn bound_of(visit: &Held) -> Option<&Bound> {
-        visit.downcast::<Visit>()?.bound.as_ref()
+    pub(crate) fn bound_of(visit: &TenantHandle) -> Option<&Bound> {
+        visit.downcast::<ObservedPermit>()?.bound.as_ref()
     }
 
     /// Takes back what `visit` stands for because its time is up, unless a handle keeps it.
-    pub(crate) fn expire(visit: &Held) {
+    pub(crate) fn expire(visit: &TenantHandle) {
         if Self::bound_of(visit).is_some_and(Bound::expire) {
             Self::take_back(visit);
         }
     }
 
     /// Gives the slot back that `visit` stands for, which has expired.
-    pub(crate) fn take_back(visit: &Held) {
-        let Some(visit) = visit.downcast::<Visit>() else {
+    pub(crate) fn take_back(visit: &TenantHandle) {
+        let Some(visit) = visit.downcast::<ObservedPermit>() else {
             return;
         };
         visit.give_back(Outcome::Expired);
@@ -129,14 +129,14 @@ impl Permit {
     /// No longer keeps the slot; returns what is to be [taken back](Self::take_back) if its time is
     /// up by now.
     #[cfg(feature = "http")]
-    pub(crate) fn let_go(&self) -> Option<Held> {
+    pub(crate) fn let_go(&self) -> Option<TenantHandle> {
         let is_overdue = self.bound().is_some_and(Bound::let_go);
         is_overdue.then(|| self.held.clone())
     }
 
     /// What to look at for the end of a response that ends with the time of its slot.
     #[cfg(feature = "http")]
-    pub(crate) fn cut(&self) -> Option<Held> {
+    pub(crate) fn cut(&self) -> Option<TenantHandle> {
         let cuts = self.bound().is_some() && self.is_set(MaxHold::cuts);
         cuts.then(|| self.held.clone())
     }
@@ -163,7 +163,7 @@ impl Permit {
     /// Takes a drop for a cancellation, unless the request is [ended](Self::end) before.
     #[inline]
     pub(crate) fn of_request(self) -> Self {
-        if self.held.gate.word().is_attended() {
+        if self.held.gate.word().needs_slow_path() {
             self.begin_request();
         }
         self
@@ -184,14 +184,14 @@ impl Permit {
     /// Says how the request has ended, which is told when the slot is given back.
     #[inline]
     pub(crate) fn mark(&self, outcome: Outcome) {
-        if self.held.gate.word().is_attended() {
+        if self.held.gate.word().needs_slow_path() {
             self.mark_visit(outcome);
         }
     }
 
     #[cold]
     fn mark_visit(&self, outcome: Outcome) {
-        if let Some(visit) = self.held.downcast::<Visit>() {
+        if let Some(visit) = self.held.downcast::<ObservedPermit>() {
             let outcome = match outcome {
                 Outcome::Completed => COMPLETED,
                 Outcome::Failed => FAILED,
@@ -202,20 +202,20 @@ impl Permit {
     }
 
     #[cold]
-    fn leave_slowly(&self) {
-        match self.held.downcast::<Visit>() {
+    fn release_slow(&self) {
+        match self.held.downcast::<ObservedPermit>() {
             Some(visit) => visit.leave(),
             None => {
-                self.held.leave_slowly();
-                self.held.tell_if_idle();
+                self.held.release_slow();
+                self.held.notify_if_idle();
             }
         }
     }
 }
 
-impl Visit {
+impl ObservedPermit {
     /// Something to hold that stands for one slot of `held`.
-    fn begin(held: Held, since: u64) -> Held {
+    fn begin(held: TenantHandle, since: u64) -> TenantHandle {
         let home = std::sync::Arc::clone(&held.home);
         let bound = home.holds().map(|holds| holds.bound(home.now()));
         let tenant = Self {
@@ -244,13 +244,13 @@ impl Visit {
 
     fn give_back(&self, outcome: Outcome) {
         if !self.held.leave() {
-            self.held.leave_slowly();
+            self.held.release_slow();
         }
         self.held.note(Event::Released {
             outcome,
             held: self.held.home.held_since(self.since),
         });
-        self.held.tell_if_idle();
+        self.held.notify_if_idle();
     }
 }
 
@@ -258,7 +258,7 @@ impl Drop for Permit {
     #[inline]
     fn drop(&mut self) {
         if !self.held.leave() {
-            self.leave_slowly();
+            self.release_slow();
         }
     }
 }

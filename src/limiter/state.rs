@@ -13,12 +13,12 @@ use crate::{
     },
     gate::state::Rule,
     limiter::sweeper::{Sweep, Sweeper},
-    limits::{Draft, LimitBook, Limits, Reading},
+    limits::{CachedLimit, EffectiveLimits, Limits, Reading},
     observe::Event,
     rejected::{RejectReason, Rejected},
     tenant::{
-        context::Home,
-        entry::{Counts, Entry, Extra, Held, Tracked},
+        context::LimiterContext,
+        entry::{Counts, Entry, Optional, TenantHandle, Tracked},
         table::{Added, Look, Table},
     },
     util::{
@@ -31,10 +31,10 @@ use crate::{
 /// What all handles of a limiter share.
 pub(crate) struct Shared<K> {
     pub(crate) table: Table<K>,
-    pub(crate) home: sync::Arc<Home>,
+    pub(crate) home: sync::Arc<LimiterContext>,
     pub(crate) sweeper: Sweeper,
-    pub(crate) limits: LimitBook<K>,
-    pub(crate) capacity: OnceLock<Common<K>>,
+    pub(crate) limits: EffectiveLimits<K>,
+    pub(crate) capacity: OnceLock<SharedCapacity<K>>,
     // Whether the requests of each tenant are counted.
     pub(crate) counts: AtomicBool,
     // The requests that name no tenant. Not in the table: no tenant can be called like it. Made
@@ -46,8 +46,8 @@ pub(crate) struct Shared<K> {
 }
 
 /// The capacity that all tenants share.
-pub(crate) struct Common<K> {
-    pub(crate) pool: sync::Arc<Pool<Held>>,
+pub(crate) struct SharedCapacity<K> {
+    pub(crate) pool: sync::Arc<Pool<TenantHandle>>,
     pub(crate) capacity: Capacity<K>,
 }
 
@@ -55,9 +55,9 @@ impl<K> Shared<K> {
     pub(crate) fn new(limits: Limits<K>) -> Self {
         Self {
             table: Table::new(),
-            home: sync::Arc::new(Home::new()),
+            home: sync::Arc::new(LimiterContext::new()),
             sweeper: Sweeper::new(),
-            limits: LimitBook::new(limits),
+            limits: EffectiveLimits::new(limits),
             capacity: OnceLock::new(),
             counts: AtomicBool::new(false),
             anonymous: OnceLock::new(),
@@ -122,13 +122,13 @@ impl<K> Shared<K> {
         }
     }
 
-    fn entry(&self, share: Option<Share<Held>>) -> Entry {
+    fn entry(&self, share: Option<Share<TenantHandle>>) -> Entry {
         let counts = self.counts.load(Ordering::Relaxed).then(Counts::default);
-        Entry::new(Extra::new(share, counts), sync::Arc::clone(&self.home))
+        Entry::new(Optional::new(share, counts), sync::Arc::clone(&self.home))
     }
 
     /// Without a weight of its own, which [`track`](Self::track) gives.
-    fn share_of(&self, tenant: &K) -> Option<Share<Held>> {
+    fn share_of(&self, tenant: &K) -> Option<Share<TenantHandle>> {
         let common = self.capacity.get()?;
         let weight = common.capacity.weight_of(tenant);
         let owner = common.capacity.owner_of(tenant);
@@ -147,7 +147,7 @@ impl<K> Shared<K> {
         loop {
             let reading = self.limits.read(tenant);
             let weight = reading.own.weight.unwrap_or_else(|| {
-                let weigh = |common: &Common<K>| common.capacity.weight_of(tenant);
+                let weigh = |common: &SharedCapacity<K>| common.capacity.weight_of(tenant);
                 *common.get_or_insert_with(|| self.capacity.get().map_or(1, weigh))
             });
             if share.set_weight(weight, || self.limits.is_current(reading.edition)) {
@@ -173,7 +173,7 @@ impl<K> Shared<K> {
         let tenant = Tenant::new(tenant);
         let share = tenant.key().and_then(|tenant| self.share_of(tenant));
         let mut new = Arc::new(Tracked::new(hash, self.entry(share), tenant));
-        let mut draft = Draft::default();
+        let mut draft = CachedLimit::default();
         loop {
             let Some(reading) = new.tenant.key().map(|tenant| self.limits.read(tenant)) else {
                 return Ok(new);
@@ -210,7 +210,7 @@ impl<K> Shared<K> {
     }
 
     /// Gives an entry that is not tracked yet what the settings say; returns its limit.
-    fn prepare(&self, new: &Tracked<K>, reading: &Reading<K>, draft: &mut Draft) -> Rule {
+    fn prepare(&self, new: &Tracked<K>, reading: &Reading<K>, draft: &mut CachedLimit) -> Rule {
         let tenant = new.tenant.key();
         let rule = Rule {
             limit: tenant.map_or(0, |tenant| reading.limit(tenant, draft)),
@@ -234,7 +234,7 @@ impl<K> Shared<K> {
         let Some(tenant) = tracked.tenant.key() else {
             return;
         };
-        let mut draft = Draft::default();
+        let mut draft = CachedLimit::default();
         loop {
             let reading = self.limits.read(tenant);
             let (mut panic, mut limit) = (FirstPanic::default(), None);

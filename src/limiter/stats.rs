@@ -1,6 +1,6 @@
 //! The figures of one tenant, or of all.
 
-use crate::gate::state::Word;
+use crate::gate::state::GateState;
 
 /// The figures of one tenant, read in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,8 +15,8 @@ pub struct Stats {
     pub waiting: usize,
 }
 
-impl From<Word> for Stats {
-    fn from(word: Word) -> Self {
+impl From<GateState> for Stats {
+    fn from(word: GateState) -> Self {
         Self {
             limit: word.limit(),
             in_flight: word.in_flight(),

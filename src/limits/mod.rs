@@ -99,7 +99,7 @@ impl<K> fmt::Debug for Limits<K> {
 /// What is worked out of it is put in force elsewhere, under another lock, and only if
 /// [`is_current`](Self::is_current) holds there: so a change that comes in between is never undone,
 /// and nothing is put in force that no settings said.
-pub(crate) struct LimitBook<K> {
+pub(crate) struct EffectiveLimits<K> {
     hasher: RandomState,
     settings: RwLock<Set<K>>,
     // The number of the last change. Raised while `settings` is locked for writing, so that what is
@@ -138,9 +138,9 @@ pub(crate) struct Overall {
 
 /// What the limits for all say of one tenant, and which issue of them.
 #[derive(Default)]
-pub(crate) struct Draft(Option<(u64, usize)>);
+pub(crate) struct CachedLimit(Option<(u64, usize)>);
 
-impl<K> LimitBook<K> {
+impl<K> EffectiveLimits<K> {
     pub(crate) fn new(limits: Limits<K>) -> Self {
         let settings = Set {
             limits,
@@ -298,13 +298,13 @@ impl<K> Set<K> {
 
 impl<K> Reading<K> {
     /// The limit of the tenant. The draft is that of an earlier attempt, or empty.
-    pub(crate) fn limit(&self, tenant: &K, draft: &mut Draft) -> usize {
+    pub(crate) fn limit(&self, tenant: &K, draft: &mut CachedLimit) -> usize {
         let own = self.own.limit_in_force();
         own.unwrap_or_else(|| self.common(tenant, draft))
             .min(state::MAX)
     }
 
-    fn common(&self, tenant: &K, draft: &mut Draft) -> usize {
+    fn common(&self, tenant: &K, draft: &mut CachedLimit) -> usize {
         match draft.0 {
             Some((issue, limit)) if issue == self.issue => limit,
             _ => {

@@ -421,7 +421,7 @@ fn leave(gate: &Gate) -> bool {
         return false;
     }
     gate.serve();
-    gate.unwatch()
+    gate.disarm_drain()
 }
 
 #[test]
@@ -433,7 +433,7 @@ fn the_last_release_tells_whoever_watches() {
             let gate = gate.clone();
             thread::spawn(move || leave(&gate))
         };
-        let watches = gate.watch();
+        let watches = gate.arm_drain();
         assert_eq!(release.join().unwrap(), watches);
     });
 }
@@ -468,7 +468,7 @@ fn a_gate_is_not_idle_while_a_waiter_is_owed_its_slot() {
             let gate = gate.clone();
             thread::spawn(move || leave(&gate))
         };
-        assert!(gate.watch(), "idle before the waiter had its turn");
+        assert!(gate.arm_drain(), "idle before the waiter had its turn");
         assert!(
             !release.join().unwrap(),
             "told before the waiter had its turn"

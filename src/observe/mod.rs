@@ -11,7 +11,7 @@ use crate::{
     rejected::Rejected,
     util::{
         key::Tenant,
-        panic::{Contained, contain},
+        panic::{Contained, catch_panic},
     },
 };
 
@@ -170,7 +170,7 @@ impl<K> Observer<K> for () {
 
 impl<K, A: Observer<K>, B: Observer<K>> Observer<K> for (A, B) {
     fn observe(&self, tenant: Option<&K>, event: Event) {
-        contain(|| self.0.observe(tenant, event));
+        catch_panic(|| self.0.observe(tenant, event));
         self.1.observe(tenant, event);
     }
 
@@ -180,7 +180,7 @@ impl<K, A: Observer<K>, B: Observer<K>> Observer<K> for (A, B) {
 }
 
 /// An observer, whatever the type of its tenants.
-pub(crate) struct Watch {
+pub(crate) struct Observers {
     // The last permit may be what drops it.
     observer: Contained<Box<dyn Observe>>,
     pub(crate) times_holds: bool,
@@ -195,11 +195,11 @@ struct Erased<K, O>(O, PhantomData<fn(&K)>);
 impl<K: 'static, O: Observer<K>> Observe for Erased<K, O> {
     fn tell(&self, tenant: &dyn Any, event: Event) {
         let tenant = tenant.downcast_ref::<Tenant<K>>().and_then(Tenant::key);
-        contain(|| self.0.observe(tenant, event));
+        catch_panic(|| self.0.observe(tenant, event));
     }
 }
 
-impl Watch {
+impl Observers {
     /// `None` for `()`, which wants to know nothing.
     pub(crate) fn new<K: 'static>(observer: impl Observer<K>) -> Option<Self> {
         if (&observer as &dyn Any).is::<()>() {
@@ -219,8 +219,8 @@ impl Watch {
     }
 }
 
-impl fmt::Debug for Watch {
+impl fmt::Debug for Observers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watch").finish_non_exhaustive()
+        f.debug_struct("Observers").finish_non_exhaustive()
     }
 }

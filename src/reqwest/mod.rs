@@ -17,10 +17,10 @@ use crate::{
     limiter::permit::Permit,
     observe::Outcome,
     rejected::Rejected,
-    service::mode::Face,
+    service::mode::Mode,
 };
 
-impl<Req, E: Into<BoxError>> Face<Req, Response, E> for BodyErrors {
+impl<Req, E: Into<BoxError>> Mode<Req, Response, E> for BodyErrors {
     type Response = Response;
     type Error = Error;
     type Guard = Option<Permit>;

@@ -14,7 +14,7 @@ use tower_service::Service;
 use crate::{
     limiter::{acquire::Acquire, permit::Permit},
     rejected::Rejected,
-    service::mode::Face,
+    service::mode::Mode,
 };
 
 pin_project! {
@@ -29,7 +29,7 @@ pin_project! {
     pub struct ResponseFuture<S, Req, F>
     where
         S: Service<Req>,
-        F: Face<Req, S::Response, S::Error>,
+        F: Mode<Req, S::Response, S::Error>,
     {
         #[pin]
         state: State<S, Req, F>,
@@ -41,12 +41,12 @@ pin_project! {
     enum State<S, Req, F>
     where
         S: Service<Req>,
-        F: Face<Req, S::Response, S::Error>,
+        F: Mode<Req, S::Response, S::Error>,
     {
         // Its tenant is full.
         Waiting {
             work: Option<(S, Req)>,
-            face: F,
+            mode: F,
             #[pin]
             acquire: Acquire,
         },
@@ -72,7 +72,7 @@ pin_project! {
 impl<S, Req, F> ResponseFuture<S, Req, F>
 where
     S: Service<Req>,
-    F: Face<Req, S::Response, S::Error>,
+    F: Mode<Req, S::Response, S::Error>,
 {
     pub(crate) fn running(future: S::Future, guard: F::Guard) -> Self {
         Self {
@@ -80,11 +80,11 @@ where
         }
     }
 
-    pub(crate) fn waiting(service: S, req: Req, acquire: Acquire, face: F) -> Self {
+    pub(crate) fn waiting(service: S, req: Req, acquire: Acquire, mode: F) -> Self {
         Self {
             state: State::Waiting {
                 work: Some((service, req)),
-                face,
+                mode,
                 acquire,
             },
         }
@@ -102,7 +102,7 @@ where
 impl<S, Req, F> Future for ResponseFuture<S, Req, F>
 where
     S: Service<Req>,
-    F: Face<Req, S::Response, S::Error>,
+    F: Mode<Req, S::Response, S::Error>,
 {
     type Output = Result<F::Response, F::Error>;
 
@@ -116,11 +116,11 @@ where
             let next = match state.as_mut().project() {
                 StateProj::Waiting {
                     work,
-                    face,
+                    mode,
                     acquire,
                 } => {
                     let result = ready!(acquire.poll(cx));
-                    State::decided(work.take(), face, result)
+                    State::decided(work.take(), mode, result)
                 }
                 StateProj::Readying { work, guard } => match ready!(poll_ready(work, cx)) {
                     Ok(()) => State::called(work.take(), mem::take(guard)),
@@ -152,16 +152,16 @@ where
 impl<S, Req, F> State<S, Req, F>
 where
     S: Service<Req>,
-    F: Face<Req, S::Response, S::Error>,
+    F: Mode<Req, S::Response, S::Error>,
 {
-    fn decided(work: Option<(S, Req)>, face: &F, result: Result<Permit, Rejected>) -> Self {
+    fn decided(work: Option<(S, Req)>, mode: &F, result: Result<Permit, Rejected>) -> Self {
         match (work, result) {
             (Some((service, mut req)), Ok(permit)) => Self::Readying {
-                guard: face.admit(&mut req, Some(permit.of_request())),
+                guard: mode.admit(&mut req, Some(permit.of_request())),
                 work: Some((service, req)),
             },
             (Some(work), Err(rejected)) => {
-                let answer = face.reject(&work.1, rejected);
+                let answer = mode.reject(&work.1, rejected);
                 drop(work);
                 Self::answered(answer)
             }
@@ -203,7 +203,7 @@ where
 impl<S, Req, F> fmt::Debug for ResponseFuture<S, Req, F>
 where
     S: Service<Req>,
-    F: Face<Req, S::Response, S::Error>,
+    F: Mode<Req, S::Response, S::Error>,
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {

@@ -12,7 +12,7 @@ use crate::{
     observe::Observer,
     service::{
         mode::Errors,
-        service::{Settings, TenantConcurrency},
+        service::{Config, TenantConcurrency},
     },
     tenant::max_hold::MaxHold,
 };
@@ -52,7 +52,7 @@ use crate::{
 /// ```
 #[must_use = "a layer does nothing until it wraps a service"]
 pub struct TenantConcurrencyLayer<K, X, F = Errors> {
-    settings: Arc<Settings<K, X, F>>,
+    settings: Arc<Config<K, X, F>>,
 }
 
 impl<K, X> TenantConcurrencyLayer<K, X> {
@@ -66,11 +66,11 @@ impl<K, X> TenantConcurrencyLayer<K, X> {
 
     /// Makes a layer that shares its limits with other users of `limiter`.
     pub fn with_limiter(limiter: TenantLimiter<K>, extract: X) -> Self {
-        Self::of(Settings {
+        Self::of(Config {
             limiter,
             extract,
             missing: MissingTenant::default(),
-            face: Errors::default(),
+            mode: Errors::default(),
         })
     }
 }
@@ -82,7 +82,7 @@ impl<K, X, F> TenantConcurrencyLayer<K, X, F> {
         &self.settings.limiter
     }
 
-    fn of(settings: Settings<K, X, F>) -> Self {
+    fn of(settings: Config<K, X, F>) -> Self {
         Self {
             settings: Arc::new(settings),
         }
@@ -152,7 +152,7 @@ impl<K, X: Clone, F: Clone> TenantConcurrencyLayer<K, X, F> {
         if let MissingTenant::Share(limit) = missing {
             self.limiter().set_nameless_limit(limit);
         }
-        self.map(|settings| Settings {
+        self.map(|settings| Config {
             missing,
             ..settings
         })
@@ -181,35 +181,35 @@ impl<K, X: Clone, F: Clone> TenantConcurrencyLayer<K, X, F> {
     /// # }
     /// ```
     pub fn exempt<P>(self, exempts: P) -> TenantConcurrencyLayer<K, Exempt<X, P>, F> {
-        self.map(|settings| Settings {
+        self.map(|settings| Config {
             limiter: settings.limiter,
             extract: Exempt::new(settings.extract, exempts),
             missing: settings.missing,
-            face: settings.face,
+            mode: settings.mode,
         })
     }
 
     fn map_limiter(self, map: impl FnOnce(TenantLimiter<K>) -> TenantLimiter<K>) -> Self {
-        self.map(|settings| Settings {
+        self.map(|settings| Config {
             limiter: map(settings.limiter),
             ..settings
         })
     }
 
     #[cfg(feature = "http")]
-    pub(crate) fn map_face<G>(self, map: impl FnOnce(F) -> G) -> TenantConcurrencyLayer<K, X, G> {
-        self.map(|settings| Settings {
+    pub(crate) fn map_mode<G>(self, map: impl FnOnce(F) -> G) -> TenantConcurrencyLayer<K, X, G> {
+        self.map(|settings| Config {
             limiter: settings.limiter,
             extract: settings.extract,
             missing: settings.missing,
-            face: map(settings.face),
+            mode: map(settings.mode),
         })
     }
 
     // Clones of the layer, and what it has wrapped already, keep the settings they have.
     fn map<Y, G>(
         self,
-        map: impl FnOnce(Settings<K, X, F>) -> Settings<K, Y, G>,
+        map: impl FnOnce(Config<K, X, F>) -> Config<K, Y, G>,
     ) -> TenantConcurrencyLayer<K, Y, G> {
         TenantConcurrencyLayer::of(map(Arc::unwrap_or_clone(self.settings)))
     }

@@ -11,7 +11,7 @@ use crate::{
 ///
 /// It is chosen by the methods of [`TenantConcurrencyLayer`](crate::TenantConcurrencyLayer) and
 /// implemented by this crate only.
-pub trait Face<Req, Res, E>: Clone + sealed::Sealed {
+pub trait Mode<Req, Res, E>: Clone + sealed::Sealed {
     /// What the service responds with.
     type Response;
     /// What the service fails with.
@@ -45,7 +45,7 @@ pub struct Errors(pub(crate) ());
 
 impl sealed::Sealed for Errors {}
 
-impl<Req, Res, E: Into<BoxError>> Face<Req, Res, E> for Errors {
+impl<Req, Res, E: Into<BoxError>> Mode<Req, Res, E> for Errors {
     type Response = Res;
     type Error = Error;
     type Guard = Option<Permit>;

@@ -19,9 +19,9 @@ use crate::{
         permit::Permit,
     },
     rejected::{RejectReason, Rejected},
-    service::{future::ResponseFuture, mode::Face},
-    tenant::entry::Held,
-    util::panic::contain,
+    service::{future::ResponseFuture, mode::Mode},
+    tenant::entry::TenantHandle,
+    util::panic::catch_panic,
 };
 
 /// Caps how many requests of one tenant run at once in `S`; made by
@@ -35,19 +35,19 @@ pub struct TenantConcurrency<S, K, X, F> {
     inner: S,
     // One handle for all: cloning the service, as servers do with each request, counts one
     // reference however much there is in it.
-    settings: Arc<Settings<K, X, F>>,
+    settings: Arc<Config<K, X, F>>,
 }
 
 /// What a layer and the services it makes have in common.
-pub(crate) struct Settings<K, X, F> {
+pub(crate) struct Config<K, X, F> {
     pub(crate) limiter: TenantLimiter<K>,
     pub(crate) extract: X,
     pub(crate) missing: MissingTenant,
-    pub(crate) face: F,
+    pub(crate) mode: F,
 }
 
 impl<S, K, X, F> TenantConcurrency<S, K, X, F> {
-    pub(crate) fn new(inner: S, settings: Arc<Settings<K, X, F>>) -> Self {
+    pub(crate) fn new(inner: S, settings: Arc<Config<K, X, F>>) -> Self {
         Self { inner, settings }
     }
 
@@ -78,7 +78,7 @@ where
     S: Service<Req> + Clone,
     X: ExtractTenant<Req, Key = K>,
     K: Borrow<X::Id> + Hash + Eq + Clone + Send + Sync + 'static,
-    F: Face<Req, S::Response, S::Error>,
+    F: Mode<Req, S::Response, S::Error>,
 {
     type Response = F::Response;
     type Error = F::Error;
@@ -89,22 +89,22 @@ where
     }
 
     fn call(&mut self, mut req: Req) -> Self::Future {
-        let face = &self.settings.face;
+        let mode = &self.settings.mode;
         let readied = Readied(&mut self.inner);
         match self.settings.decide(&req) {
             Ok(Passage::Open(permit)) => {
                 // Before the call, so that the permit outlives what a panic drops.
-                let guard = face.admit(&mut req, permit);
+                let guard = mode.admit(&mut req, permit);
                 ResponseFuture::running(readied.call(req), guard)
             }
             Ok(Passage::Waits(held)) => {
                 drop(readied);
                 let acquire = Acquire::new(held, self.settings.limiter.policy());
-                ResponseFuture::waiting(self.inner.clone(), req, acquire, face.clone())
+                ResponseFuture::waiting(self.inner.clone(), req, acquire, mode.clone())
             }
             Err(rejected) => {
                 drop(readied);
-                let answer = face.reject(&req, rejected);
+                let answer = mode.reject(&req, rejected);
                 // Not at the end of the scope, where its panic would leak the answer.
                 drop(req);
                 ResponseFuture::rejected(answer)
@@ -134,8 +134,8 @@ impl<S: Clone> Readied<'_, S> {
 
 impl<S: Clone> Drop for Readied<'_, S> {
     fn drop(&mut self) {
-        if let Some(unready) = contain(|| self.0.clone()) {
-            contain(|| *self.0 = unready);
+        if let Some(unready) = catch_panic(|| self.0.clone()) {
+            catch_panic(|| *self.0 = unready);
         }
     }
 }
@@ -143,10 +143,10 @@ impl<S: Clone> Drop for Readied<'_, S> {
 /// How a request that is not rejected goes on. Without a permit if it is not limited.
 pub(crate) enum Passage {
     Open(Option<Permit>),
-    Waits(Held),
+    Waits(TenantHandle),
 }
 
-impl<K, X, F> Settings<K, X, F> {
+impl<K, X, F> Config<K, X, F> {
     #[inline]
     fn decide<Req>(&self, req: &Req) -> Result<Passage, Rejected>
     where
@@ -217,13 +217,13 @@ impl<S: fmt::Debug, K, X, F> fmt::Debug for TenantConcurrency<S, K, X, F> {
     }
 }
 
-impl<K, X: Clone, F: Clone> Clone for Settings<K, X, F> {
+impl<K, X: Clone, F: Clone> Clone for Config<K, X, F> {
     fn clone(&self) -> Self {
         Self {
             limiter: self.limiter.clone(),
             extract: self.extract.clone(),
             missing: self.missing,
-            face: self.face.clone(),
+            mode: self.mode.clone(),
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::{
         Gate,
         waiter::{WaitOutcome, Waiter},
     },
-    observe::{Event, Watch},
+    observe::{Event, Observers},
     rejected::{RejectReason, Rejected},
     tenant::{holds::Holds, max_hold::MaxHold, retry_after::Backoff},
     util::{
@@ -24,36 +24,36 @@ use crate::{
 
 /// What the entries of one limiter share.
 #[derive(Debug)]
-pub(crate) struct Home {
+pub(crate) struct LimiterContext {
     pub(crate) clock: Clock,
     // Who waits for a gate to be idle.
     drains: Mutex<Vec<Arc<Waiter>>>,
     rejections: Backoff,
-    watch: OnceLock<Watch>,
+    observers: OnceLock<Observers>,
     holds: OnceLock<Holds>,
     // Rejections of dry runs.
     pub(crate) would_reject: AtomicU64,
 }
 
-impl Home {
+impl LimiterContext {
     pub(crate) fn new() -> Self {
         Self {
             clock: Clock::new(),
             drains: Mutex::new(Vec::new()),
             rejections: Backoff::new(),
-            watch: OnceLock::new(),
+            observers: OnceLock::new(),
             holds: OnceLock::new(),
             would_reject: AtomicU64::new(0),
         }
     }
 
     /// `false` if somebody watches already.
-    pub(crate) fn watch(&self, watch: Watch) -> bool {
-        self.watch.set(watch).is_ok()
+    pub(crate) fn set_observer(&self, watch: Observers) -> bool {
+        self.observers.set(watch).is_ok()
     }
 
-    pub(crate) fn is_watched(&self) -> bool {
-        self.watch.get().is_some()
+    pub(crate) fn has_observer(&self) -> bool {
+        self.observers.get().is_some()
     }
 
     /// Bounds how long slots are held; `false` if they are bounded already.
@@ -66,8 +66,8 @@ impl Home {
     }
 
     /// Whether each request is watched, by an observer or by the clock.
-    pub(crate) fn attends(&self) -> bool {
-        self.is_watched() || self.holds().is_some()
+    pub(crate) fn needs_slow_path(&self) -> bool {
+        self.has_observer() || self.holds().is_some()
     }
 
     /// Tells who watches, if anybody does; `tenant` is a [`Tenant`](crate::util::key::Tenant).
@@ -75,14 +75,14 @@ impl Home {
         if let Event::WouldReject { .. } = event {
             self.would_reject.fetch_add(1, Ordering::Relaxed);
         }
-        if let Some(watch) = self.watch.get() {
+        if let Some(watch) = self.observers.get() {
             watch.tell(tenant, event);
         }
     }
 
     /// When a request was admitted, if anybody asks how long its slot is held.
     pub(crate) fn starts_hold(&self) -> u64 {
-        match self.watch.get() {
+        match self.observers.get() {
             Some(watch) if watch.times_holds => self.now(),
             _ => 0,
         }
@@ -129,7 +129,7 @@ impl Home {
                 }
                 // Listens first, so as not to miss what happens after the look.
                 let waiter = self.listen(cx.waker().clone());
-                if !gate.watch() {
+                if !gate.arm_drain() {
                     return Poll::Ready(was_busy);
                 }
                 was_busy = true;
@@ -141,7 +141,7 @@ impl Home {
 
     /// Wakes all who wait for a gate to be idle, to look again.
     #[cold]
-    pub(crate) fn tell_idle(&self) {
+    pub(crate) fn notify_idle(&self) {
         let drains = std::mem::take(&mut *lock(&self.drains));
         for waiter in &drains {
             waiter.decide(WaitOutcome::Granted);

@@ -29,10 +29,10 @@ use tokio::{
 use crate::{
     limiter::permit::Permit,
     observe::Event,
-    tenant::{context::Home, entry::Held, max_hold::MaxHold},
+    tenant::{context::LimiterContext, entry::TenantHandle, max_hold::MaxHold},
     util::{
         key::AnonymousKey,
-        panic::contain,
+        panic::catch_panic,
         sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock},
         timer,
     },
@@ -57,7 +57,7 @@ pub(crate) struct Holds {
 
 #[derive(Debug)]
 struct Inner {
-    slots: BTreeMap<Due, Held>,
+    slots: BTreeMap<Due, TenantHandle>,
     task: Task,
     // The number of the newest task; what an older one says of itself is void.
     newest: u64,
@@ -99,7 +99,7 @@ impl Holds {
     }
 
     /// Has a slot taken back when its time is up.
-    pub(crate) fn add(&self, bound: &Bound, slot: Held) {
+    pub(crate) fn add(&self, bound: &Bound, slot: TenantHandle) {
         lock(&self.inner).slots.insert(bound.due, slot);
     }
 
@@ -116,7 +116,7 @@ impl Holds {
         due.len() == STRIDE
     }
 
-    fn take_due(&self, now: u64) -> Vec<Held> {
+    fn take_due(&self, now: u64) -> Vec<TenantHandle> {
         let mut due = Vec::new();
         let mut inner = lock(&self.inner);
         while due.len() < STRIDE {
@@ -185,7 +185,7 @@ impl Drop for Holds {
 }
 
 /// Starts the task that takes slots back, unless there is one, or is to be none.
-pub(crate) fn ensure(home: &Arc<Home>) {
+pub(crate) fn ensure(home: &Arc<LimiterContext>) {
     if let Some(holds) = home.holds() {
         if holds.is_stopped.load(Ordering::SeqCst) {
             start(home, holds);
@@ -194,7 +194,7 @@ pub(crate) fn ensure(home: &Arc<Home>) {
 }
 
 #[cold]
-fn start(home: &Arc<Home>, holds: &Holds) {
+fn start(home: &Arc<LimiterContext>, holds: &Holds) {
     let Ok(runtime) = Handle::try_current() else {
         return;
     };
@@ -212,7 +212,7 @@ fn start(home: &Arc<Home>, holds: &Holds) {
 
 /// The running task. Dropping it, finished or with its runtime, lets another be started.
 struct Clerk {
-    home: Weak<Home>,
+    home: Weak<LimiterContext>,
     number: u64,
 }
 
@@ -335,7 +335,7 @@ impl Bound {
     pub(crate) fn wake(&self) {
         let waker = lock(&self.waker).take();
         if let Some(waker) = waker {
-            contain(|| waker.wake());
+            catch_panic(|| waker.wake());
         }
     }
 

@@ -1,6 +1,6 @@
 //! The key of a tenant, as an entry keeps it.
 
-use crate::util::panic::contain;
+use crate::util::panic::catch_panic;
 
 /// The key of a user, whose drop may panic wherever the last handle of its entry is dropped.
 #[derive(Debug)]
@@ -24,6 +24,6 @@ impl<K> Tenant<K> {
 
 impl<K> Drop for Tenant<K> {
     fn drop(&mut self) {
-        contain(|| drop(self.0.take()));
+        catch_panic(|| drop(self.0.take()));
     }
 }

@@ -8,18 +8,18 @@ use std::{
 /// Runs code of a user whose panic must not stop what comes after it; the panic hook reports it.
 ///
 /// `None` means that it panicked.
-pub(crate) fn contain<R>(user: impl FnOnce() -> R) -> Option<R> {
+pub(crate) fn catch_panic<R>(user: impl FnOnce() -> R) -> Option<R> {
     match catch_unwind(AssertUnwindSafe(user)) {
         Ok(result) => Some(result),
         Err(panic) => {
-            dispose(panic);
+            drop_payload(panic);
             None
         }
     }
 }
 
 /// Drops what a panic carried, which may panic too.
-pub(crate) fn dispose(panic: Box<dyn Any + Send>) {
+pub(crate) fn drop_payload(panic: Box<dyn Any + Send>) {
     if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
         std::mem::forget(again);
     }
@@ -46,7 +46,7 @@ impl<T> Contained<T> {
 impl<T> Drop for Contained<T> {
     fn drop(&mut self) {
         if let Some(value) = self.0.take() {
-            contain(|| drop(value));
+            catch_panic(|| drop(value));
         }
     }
 }
@@ -61,7 +61,7 @@ impl FirstPanic {
         match (catch_unwind(AssertUnwindSafe(user)), &self.0) {
             (Ok(()), _) => {}
             (Err(panic), None) => self.0 = Some(panic),
-            (Err(panic), Some(_)) => dispose(panic),
+            (Err(panic), Some(_)) => drop_payload(panic),
         }
     }
 

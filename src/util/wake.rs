@@ -5,7 +5,7 @@
 
 use std::{cell::Cell, collections::VecDeque, task::Waker};
 
-use crate::util::panic::contain;
+use crate::util::panic::catch_panic;
 
 /// Wakers deeper inside of each other than this are put off until the outermost has returned.
 const DEEPEST: usize = 16;
@@ -30,14 +30,14 @@ struct Waking {
 pub(crate) fn wake(waker: Waker) {
     // The threads of a model are one thread.
     if cfg!(tenant_loom) {
-        contain(|| waker.wake());
+        catch_panic(|| waker.wake());
         return;
     }
     let mut waker = Some(waker);
     let _ = WAKING.try_with(|waking| waker.take().map(|waker| waking.wake(waker)));
     // The thread ends, and has no place to put it off to.
     if let Some(waker) = waker {
-        contain(|| waker.wake());
+        catch_panic(|| waker.wake());
     }
 }
 
@@ -58,7 +58,7 @@ impl Waking {
     fn wake_now(&self, waker: Waker) {
         let depth = self.depth.get();
         self.depth.set(depth + 1);
-        contain(|| waker.wake());
+        catch_panic(|| waker.wake());
         self.depth.set(depth);
     }
 

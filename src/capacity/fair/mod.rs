@@ -46,7 +46,7 @@ pub(crate) struct Id {
 /// What is done to a forgotten member does nothing. Times are nanoseconds; one that goes back
 /// counts as standing still.
 #[derive(Debug)]
-pub(crate) struct Fair<T> {
+pub(crate) struct Scheduler<T> {
     members: Slab<Member<T>>,
     top: Group,
     /// The tenants of each owner.
@@ -55,7 +55,7 @@ pub(crate) struct Fair<T> {
     turns: u64,
 }
 
-impl<T> Fair<T> {
+impl<T> Scheduler<T> {
     pub(crate) fn new() -> Self {
         Self {
             members: Slab::new(),

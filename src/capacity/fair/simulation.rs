@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    Fair, Id,
+    Id, Scheduler,
     oracle::{self, Demand, Owner},
 };
 
@@ -536,7 +536,7 @@ impl Simulation {
 
 /// Keeps the scheduler as a limiter would: members from the first that waits to the last.
 struct Shared {
-    fair: Fair<usize>,
+    fair: Scheduler<usize>,
     owner_of: Vec<Option<usize>>,
     weights: Vec<u32>,
     owner_weights: Vec<u32>,
@@ -551,7 +551,7 @@ struct Shared {
 impl Shared {
     fn new(setting: &Setting) -> Self {
         Self {
-            fair: Fair::new(),
+            fair: Scheduler::new(),
             owner_of: setting.tenants.iter().map(|tenant| tenant.owner).collect(),
             weights: setting.tenants.iter().map(|tenant| tenant.weight).collect(),
             owner_weights: setting.owner_weights.clone(),

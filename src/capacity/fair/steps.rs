@@ -1,8 +1,8 @@
 //! One request more or less, for tests that count in single steps.
 
-use super::{Fair, Id};
+use super::{Id, Scheduler};
 
-impl<T> Fair<T> {
+impl<T> Scheduler<T> {
     /// One request of the tenant runs that did not wait.
     pub(super) fn enter(&mut self, id: Id, now: u64, open: bool) {
         self.run(id, now, 1, open);

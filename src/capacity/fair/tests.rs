@@ -1,7 +1,7 @@
 //! Each tenant's slots against the oracle, the figures, and the rules of the scheduler one by one.
 
 use super::{
-    Fair,
+    Scheduler,
     oracle::jain,
     simulation::{Change, MS, Outcome, Rule, Setting, Tenant, run},
 };
@@ -510,8 +510,8 @@ fn a_steady_tenant_keeps_its_share_though_crowdings_end_all_the_time() {
 /// 50 tenants that come once wait at any time, each of an owner of its own if `owned`. Says after
 /// how many of them one is served that had a turn before, and how many are remembered at most.
 fn storm(owned: bool, passing: usize) -> (usize, usize) {
-    let (mut fair, mut now) = (Fair::new(), 0);
-    let come = |fair: &mut Fair<bool>, now, old| {
+    let (mut fair, mut now) = (Scheduler::new(), 0);
+    let come = |fair: &mut Scheduler<bool>, now, old| {
         let owner = owned.then(|| fair.add_owner(1, 0, 0));
         let id = fair.add(owner, 1, 0, 0);
         fair.wait(id, now, true, old);
@@ -555,7 +555,7 @@ fn passing_tenants_neither_starve_the_others_nor_stay() {
 
 #[test]
 fn a_forgotten_member_is_recognised() {
-    let mut fair = Fair::new();
+    let mut fair = Scheduler::new();
     let owner = fair.add_owner(1, 0, 0);
     let id = fair.add(Some(owner), 1, 0, 0);
     fair.wait(id, 0, true, 'a');
@@ -571,7 +571,7 @@ fn a_forgotten_member_is_recognised() {
 
 #[test]
 fn the_first_ticket_stays_until_nobody_waits() {
-    let mut fair = Fair::new();
+    let mut fair = Scheduler::new();
     let id = fair.add(None, 1, 0, 0);
     for ticket in ['a', 'b', 'c'] {
         fair.wait(id, 0, true, ticket);
@@ -585,7 +585,7 @@ fn the_first_ticket_stays_until_nobody_waits() {
 
 #[test]
 fn equals_take_turns_while_the_clock_stands_still() {
-    let mut fair = Fair::new();
+    let mut fair = Scheduler::new();
     let ids = ['a', 'b', 'c'].map(|_| fair.add(None, 1, 1, 0));
     for (id, name) in [(ids[2], 'c'), (ids[0], 'a'), (ids[1], 'b')].repeat(3) {
         fair.wait(id, 0, true, name);
@@ -601,7 +601,7 @@ fn equals_take_turns_while_the_clock_stands_still() {
 
 #[test]
 fn an_owner_whose_tenants_are_no_members_counts_what_they_run() {
-    let mut fair = Fair::new();
+    let mut fair = Scheduler::new();
     let busy = fair.add_owner(1, 2, 0);
     let tenant = fair.add(Some(busy), 1, 0, 0);
     let other = fair.add(None, 1, 1, 0);
@@ -621,7 +621,7 @@ const HEAVIEST: u32 = 1 << 20;
 
 #[test]
 fn five_days_of_crowding_leave_room_for_the_heaviest_weights() {
-    let mut fair = Fair::new();
+    let mut fair = Scheduler::new();
     let busy: Vec<_> = (0..10_000).map(|_| fair.add(None, 1, 1, 0)).collect();
     for id in &busy {
         fair.wait(*id, 0, true, 'b');
@@ -644,7 +644,7 @@ fn five_days_of_crowding_leave_room_for_the_heaviest_weights() {
 fn centuries_of_the_largest_capacity_leave_room_for_all_weights() {
     const SLOTS: usize = (1 << 31) - 1;
     for (owned, weight) in [(false, 1), (false, HEAVIEST), (true, 1), (true, HEAVIEST)] {
-        let mut fair = Fair::new();
+        let mut fair = Scheduler::new();
         let owner = owned.then(|| fair.add_owner(weight, SLOTS, 0));
         let busy = fair.add(owner, 1, SLOTS, 0);
         let other = fair.add(None, weight, 1, 0);
@@ -669,7 +669,7 @@ fn centuries_of_the_largest_capacity_leave_room_for_all_weights() {
 mod property {
     use proptest::prelude::*;
 
-    use super::super::{Fair, Id};
+    use super::super::{Id, Scheduler};
 
     #[derive(Clone, Copy, Debug)]
     enum Step {
@@ -696,7 +696,7 @@ mod property {
 
     /// Six tenants, four of them of two owners, beside a list of what each should be.
     struct Both {
-        fair: Fair<usize>,
+        fair: Scheduler<usize>,
         tenants: Vec<Naive>,
         owners: Vec<Naive>,
         now: u64,
@@ -713,7 +713,7 @@ mod property {
             };
             let of = [Some(0), Some(0), Some(1), Some(1), None, None];
             Self {
-                fair: Fair::new(),
+                fair: Scheduler::new(),
                 tenants: of
                     .into_iter()
                     .zip(weights)

@@ -11,7 +11,7 @@ use crate::{
 /// Who has requests in flight or waiting: the capacity is divided between owners first, then
 /// between the tenants of each.
 #[derive(Default)]
-pub(super) struct Claims {
+pub(super) struct FairShares {
     // Of each tenant, in the order of the snapshot.
     claims: Vec<Option<Claim>>,
     // By address, which is not used again while the owner is kept.
@@ -27,7 +27,7 @@ struct Claim {
     group: Option<usize>,
 }
 
-impl Claims {
+impl FairShares {
     pub(super) fn add(&mut self, entry: &Entry, stats: Stats) {
         let claim = self.claim(entry, stats);
         self.claims.push(claim);

@@ -5,8 +5,8 @@ mod fair_share;
 use std::{cmp::Reverse, time::Duration};
 
 use crate::{
-    gate::state::Word,
-    limiter::{TenantLimiter, snapshot::fair_share::Claims, state::Shared, stats::Stats},
+    gate::state::GateState,
+    limiter::{TenantLimiter, snapshot::fair_share::FairShares, state::Shared, stats::Stats},
     tenant::entry::{Counts, Entry, Tracked},
     util::sync::Ordering,
 };
@@ -260,7 +260,7 @@ struct Sum {
     admitted: Option<u64>,
     rejected: Option<u64>,
     anonymous: Stats,
-    claims: Claims,
+    claims: FairShares,
 }
 
 impl Sum {
@@ -274,8 +274,8 @@ impl Sum {
             waiting: 0,
             admitted: counts,
             rejected: counts,
-            anonymous: Word::new(limit, false).into(),
-            claims: Claims::default(),
+            anonymous: GateState::new(limit, false).into(),
+            claims: FairShares::default(),
         };
         // Not made for this: a limiter that was only looked at is not in use.
         if let Some(anonymous) = shared.anonymous.get() {

@@ -29,13 +29,13 @@ pub struct TenantMetrics<K> {
     limiter: String,
     name: Box<dyn Fn(&K) -> String + Send + Sync>,
     bound: usize,
-    labelled: Mutex<HashMap<String, Crowded>>,
-    other: Crowded,
+    labelled: Mutex<HashMap<String, TenantCounters>>,
+    other: TenantCounters,
 }
 
 /// The counters of one label.
 #[derive(Clone)]
-struct Crowded {
+struct TenantCounters {
     queued: Counter,
     rejected: Counter,
 }
@@ -52,7 +52,7 @@ impl<K> TenantMetrics<K> {
         table::describe();
         let limiter = limiter.into();
         Self {
-            other: Crowded::new(&limiter, OTHER),
+            other: TenantCounters::new(&limiter, OTHER),
             limiter,
             name: Box::new(name),
             bound,
@@ -60,25 +60,25 @@ impl<K> TenantMetrics<K> {
         }
     }
 
-    fn crowded(&self, tenant: Option<&K>) -> Crowded {
+    fn counters(&self, tenant: Option<&K>) -> TenantCounters {
         let Some(name) = tenant.map(&self.name) else {
             return self.other.clone();
         };
         let labelled = self.labelled();
-        if let Some(crowded) = labelled.get(&name) {
-            return crowded.clone();
+        if let Some(counters) = labelled.get(&name) {
+            return counters.clone();
         }
         if labelled.len() >= self.bound {
             return self.other.clone();
         }
         // The recorder is asked under no lock.
         drop(labelled);
-        let crowded = Crowded::new(&self.limiter, &name);
+        let counters = TenantCounters::new(&self.limiter, &name);
         let mut labelled = self.labelled();
         if labelled.len() < self.bound {
-            labelled.entry(name).or_insert_with(|| crowded.clone());
+            labelled.entry(name).or_insert_with(|| counters.clone());
         }
-        crowded
+        counters
     }
 
     fn forget(&self, tenant: Option<&K>) {
@@ -88,12 +88,12 @@ impl<K> TenantMetrics<K> {
         }
     }
 
-    fn labelled(&self) -> MutexGuard<'_, HashMap<String, Crowded>> {
+    fn labelled(&self) -> MutexGuard<'_, HashMap<String, TenantCounters>> {
         self.labelled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Crowded {
+impl TenantCounters {
     fn new(limiter: &str, tenant: &str) -> Self {
         Self {
             queued: table::TENANT_QUEUED.counter(&[limiter, tenant]),
@@ -105,11 +105,11 @@ impl Crowded {
 impl<K: 'static> Observer<K> for TenantMetrics<K> {
     fn observe(&self, tenant: Option<&K>, event: Event) {
         match event {
-            Event::Queued => self.crowded(tenant).queued.increment(1),
+            Event::Queued => self.counters(tenant).queued.increment(1),
             Event::Rejected { rejected, .. } => {
                 // Of a tenant that is not tracked no eviction is told, which gives labels up.
                 let tenant = tenant.filter(|_| rejected.is_of_tracked());
-                self.crowded(tenant).rejected.increment(1);
+                self.counters(tenant).rejected.increment(1);
             }
             Event::Evicted => self.forget(tenant),
             _ => {}

@@ -9,13 +9,13 @@ use crate::{
     capacity::pool::{Answer, Share, Ticket},
     gate::{
         Entered, Gate, Joined,
-        state::{Rule, Word},
+        state::{GateState, Rule},
         waiter::Waiter,
     },
     observe::Event,
     rejected::{RejectReason, Rejected},
     tenant::{
-        context::Home,
+        context::LimiterContext,
         holds,
         retry_after::{Backoff, Hint},
     },
@@ -30,24 +30,24 @@ use crate::{
 pub(crate) struct Entry {
     pub(crate) gate: Gate,
     // Boxed since most limiters need none.
-    extra: Option<Box<Extra>>,
+    extra: Option<Box<Optional>>,
     // When a sweep first found the tenant idle, by the clock of the limiter; 0 after each release.
     idle_since: AtomicU64,
     rejections: Backoff,
-    pub(crate) home: sync::Arc<Home>,
+    pub(crate) home: sync::Arc<LimiterContext>,
 }
 
 /// What is kept of a tenant only if the limiter asks for it.
 #[derive(Debug, Default)]
-pub(crate) struct Extra {
-    pub(crate) share: Option<Share<Held>>,
+pub(crate) struct Optional {
+    pub(crate) share: Option<Share<TenantHandle>>,
     pub(crate) counts: Option<Counts>,
     // No other request will find the entry: the table was full, and that is only pretended.
     is_untracked: bool,
 }
 
-impl Extra {
-    pub(crate) fn new(share: Option<Share<Held>>, counts: Option<Counts>) -> Self {
+impl Optional {
+    pub(crate) fn new(share: Option<Share<TenantHandle>>, counts: Option<Counts>) -> Self {
         Self {
             share,
             counts,
@@ -65,10 +65,10 @@ pub(crate) struct Counts {
 
 impl Entry {
     /// An entry of a tenant that is paused, until it is given a limit.
-    pub(crate) fn new(extra: Extra, home: sync::Arc<Home>) -> Self {
+    pub(crate) fn new(extra: Optional, home: sync::Arc<LimiterContext>) -> Self {
         let extra = (extra.share.is_some() || extra.counts.is_some()).then(|| Box::new(extra));
         Self {
-            gate: Gate::new(0, extra.is_some() || home.attends()),
+            gate: Gate::new(0, extra.is_some() || home.needs_slow_path()),
             extra,
             idle_since: AtomicU64::new(0),
             rejections: Backoff::new(),
@@ -78,7 +78,7 @@ impl Entry {
 
     /// An entry that is not a tenant's, with the one slot that it has taken, so that whoever gives
     /// it back is heard.
-    pub(crate) fn of_one(home: sync::Arc<Home>) -> Self {
+    pub(crate) fn of_one(home: sync::Arc<LimiterContext>) -> Self {
         Self {
             gate: Gate::of_one(),
             extra: None,
@@ -88,7 +88,7 @@ impl Entry {
         }
     }
 
-    pub(crate) fn share(&self) -> Option<&Share<Held>> {
+    pub(crate) fn share(&self) -> Option<&Share<TenantHandle>> {
         self.extra.as_ref()?.share.as_ref()
     }
 
@@ -100,7 +100,7 @@ impl Entry {
     pub(crate) fn mark_untracked(&mut self) {
         self.extra.get_or_insert_default().is_untracked = true;
         // Not by the fast way: what the table would have said has to be told.
-        self.gate.change(Word::without_limit, || true);
+        self.gate.change(GateState::without_limit, || true);
     }
 
     fn is_untracked(&self) -> bool {
@@ -154,14 +154,14 @@ impl Entry {
     pub(crate) fn rejection(&self, places: usize) -> Option<Rejected> {
         let word = self.gate.word();
         match word.rejects(places) {
-            true => self.reject_in_passing(places, word),
+            true => self.reject_unobserved(places, word),
             false => None,
         }
     }
 
     #[cold]
-    fn reject_in_passing(&self, places: usize, word: Word) -> Option<Rejected> {
-        if self.home.is_watched() {
+    fn reject_unobserved(&self, places: usize, word: GateState) -> Option<Rejected> {
+        if self.home.has_observer() {
             return None;
         }
         if let Some(counts) = self.counts() {
@@ -173,7 +173,7 @@ impl Entry {
     /// Rejects a request that found neither room nor one of `places` to wait, because of what `word`
     /// shows.
     #[cold]
-    pub(crate) fn reject_full(&self, places: usize, word: Word) -> Rejected {
+    pub(crate) fn reject_full(&self, places: usize, word: GateState) -> Rejected {
         let reason = match (places, self.is_short_of_capacity(word)) {
             (0, false) => RejectReason::AtLimit,
             (0, true) => RejectReason::AtCapacity,
@@ -195,7 +195,7 @@ impl Entry {
 
     /// Whether a request that does not enter is kept out by what all share: its tenant is below its
     /// own limit.
-    fn is_short_of_capacity(&self, word: Word) -> bool {
+    fn is_short_of_capacity(&self, word: GateState) -> bool {
         self.share().is_some() && word.has_room()
     }
 
@@ -204,7 +204,7 @@ impl Entry {
     }
 
     /// Gives a slot back. `true` if that concerns nobody else, or else
-    /// [`leave_slowly`](Self::leave_slowly) has to follow.
+    /// [`release_slow`](Self::release_slow) has to follow.
     #[inline]
     pub(crate) fn leave(&self) -> bool {
         self.idle_since.store(0, Ordering::Relaxed);
@@ -213,7 +213,7 @@ impl Entry {
 
     /// Hands a slot on that was given back.
     #[cold]
-    pub(crate) fn leave_slowly(&self) {
+    pub(crate) fn release_slow(&self) {
         match self.share() {
             Some(share) => share.leave(&self.gate),
             None => self.gate.serve(),
@@ -222,9 +222,9 @@ impl Entry {
 
     /// With a shared capacity a tenant may wait with nothing in flight, so that whoever takes its
     /// last waiter away tells, too.
-    pub(crate) fn tell_if_idle(&self) {
-        if self.gate.unwatch() {
-            self.home.tell_idle();
+    pub(crate) fn notify_if_idle(&self) {
+        if self.gate.disarm_drain() {
+            self.home.notify_idle();
         }
     }
 
@@ -234,7 +234,7 @@ impl Entry {
             Some(share) => share.abandon(&self.gate, waiter),
             None => self.gate.abandon(waiter),
         };
-        self.tell_if_idle();
+        self.notify_if_idle();
         abandoned
     }
 
@@ -251,10 +251,14 @@ impl Entry {
         self.change(|word| word.with_dry(dry), still)
     }
 
-    fn change(&self, change: impl Fn(Word) -> Word, still: impl FnOnce() -> bool) -> bool {
+    fn change(
+        &self,
+        change: impl Fn(GateState) -> GateState,
+        still: impl FnOnce() -> bool,
+    ) -> bool {
         if let Some(share) = self.share() {
             let changed = share.change(&self.gate, change, still);
-            self.tell_if_idle();
+            self.notify_if_idle();
             return changed;
         }
         let Some(rejected) = self.gate.change(change, still) else {
@@ -271,7 +275,7 @@ impl Entry {
             Some(share) => share.close(&self.gate),
             None => self.gate.close().wake(),
         }
-        self.tell_if_idle();
+        self.notify_if_idle();
     }
 
     /// Rejects all who come; those who wait are served as before.
@@ -280,7 +284,7 @@ impl Entry {
     }
 
     /// Rejects a request for `reason`, unless `word` shows a stronger one.
-    pub(crate) fn reject(&self, reason: RejectReason, word: Word) -> Rejected {
+    pub(crate) fn reject(&self, reason: RejectReason, word: GateState) -> Rejected {
         holds::ensure(&self.home);
         let reason = if word.is_closed() {
             RejectReason::Closed
@@ -330,7 +334,7 @@ impl Entry {
 }
 
 /// A rejection with the figures it was decided on.
-fn told(reason: RejectReason, word: Word) -> Rejected {
+fn told(reason: RejectReason, word: GateState) -> Rejected {
     Rejected::new(reason).with_figures(word.limit(), word.in_flight(), word.waiting())
 }
 
@@ -368,7 +372,7 @@ impl<T: 'static> Node<T> {
 ///
 /// An entry that is held is never evicted.
 #[derive(Clone)]
-pub(crate) struct Held(Erased);
+pub(crate) struct TenantHandle(Erased);
 
 #[cfg(not(tenant_loom))]
 type Erased = Arc<Node<dyn Any + Send + Sync>>;
@@ -383,7 +387,7 @@ trait Erase {
     fn tenant(&self) -> &dyn Any;
 }
 
-impl Held {
+impl TenantHandle {
     /// Takes a slot, or one of `places` in the line.
     pub(crate) fn join(&self, places: usize, waker: &Waker) -> Joined {
         holds::ensure(&self.home);
@@ -397,8 +401,8 @@ impl Held {
     /// Gives a slot back that nobody was told of.
     pub(crate) fn give_back(&self) {
         if !self.leave() {
-            self.leave_slowly();
-            self.tell_if_idle();
+            self.release_slow();
+            self.notify_if_idle();
         }
     }
 
@@ -436,7 +440,7 @@ impl Counts {
     }
 }
 
-impl Ticket for Held {
+impl Ticket for TenantHandle {
     fn gate(&self) -> &Gate {
         &self.gate
     }
@@ -446,12 +450,12 @@ impl Ticket for Held {
     }
 
     fn displaced(&self) {
-        self.tell_if_idle();
+        self.notify_if_idle();
     }
 }
 
 #[cfg(not(tenant_loom))]
-impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for Held {
+impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for TenantHandle {
     #[inline]
     fn from(node: Arc<Node<T>>) -> Self {
         Self(node)
@@ -459,7 +463,7 @@ impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for Held {
 }
 
 #[cfg(not(tenant_loom))]
-impl Held {
+impl TenantHandle {
     /// What it holds, if that is a `T`.
     pub(crate) fn downcast<T: Any>(&self) -> Option<&T> {
         self.0.tenant.downcast_ref()
@@ -471,7 +475,7 @@ impl Held {
 }
 
 #[cfg(not(tenant_loom))]
-impl Deref for Held {
+impl Deref for TenantHandle {
     type Target = Entry;
 
     #[inline]
@@ -492,14 +496,14 @@ impl<T: Send + Sync + 'static> Erase for Arc<Node<T>> {
 }
 
 #[cfg(tenant_loom)]
-impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for Held {
+impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for TenantHandle {
     fn from(node: Arc<Node<T>>) -> Self {
         Self(sync::Arc::new(node))
     }
 }
 
 #[cfg(tenant_loom)]
-impl Held {
+impl TenantHandle {
     pub(crate) fn downcast<T: Any>(&self) -> Option<&T> {
         self.0.tenant().downcast_ref()
     }
@@ -510,7 +514,7 @@ impl Held {
 }
 
 #[cfg(tenant_loom)]
-impl Deref for Held {
+impl Deref for TenantHandle {
     type Target = Entry;
 
     fn deref(&self) -> &Entry {
@@ -518,10 +522,10 @@ impl Deref for Held {
     }
 }
 
-impl fmt::Debug for Held {
+impl fmt::Debug for TenantHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The tenant may be a secret, and its type need not be `Debug`.
-        f.debug_struct("Held")
+        f.debug_struct("TenantHandle")
             .field("word", &self.gate.word())
             .finish()
     }

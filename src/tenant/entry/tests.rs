@@ -2,36 +2,40 @@
 
 use std::{sync, task::Waker};
 
-use super::{Entry, Extra, Held, Tracked};
+use super::{Entry, Optional, TenantHandle, Tracked};
 use crate::{
     capacity::pool::{Pool, Share},
     gate::Joined,
-    tenant::context::Home,
+    tenant::context::LimiterContext,
     util::{key::Tenant, sync::Arc},
 };
 
-fn pool(capacity: usize, places: usize) -> sync::Arc<Pool<Held>> {
-    sync::Arc::new(Pool::new(capacity, places, sync::Arc::new(Home::new())))
+fn pool(capacity: usize, places: usize) -> sync::Arc<Pool<TenantHandle>> {
+    sync::Arc::new(Pool::new(
+        capacity,
+        places,
+        sync::Arc::new(LimiterContext::new()),
+    ))
 }
 
-fn tenant(pool: &sync::Arc<Pool<Held>>, limit: usize) -> Held {
-    let extra = Extra {
+fn tenant(pool: &sync::Arc<Pool<TenantHandle>>, limit: usize) -> TenantHandle {
+    let extra = Optional {
         share: Some(Share::new(sync::Arc::clone(pool), 1, None)),
         counts: None,
-        ..Extra::default()
+        ..Optional::default()
     };
-    let entry = Entry::new(extra, sync::Arc::new(Home::new()));
+    let entry = Entry::new(extra, sync::Arc::new(LimiterContext::new()));
     entry.set_limit(limit, || true);
     let tenant = Tenant::new(());
     Arc::new(Tracked::new(0, entry, tenant)).into()
 }
 
-fn join(tenant: &Held, places: usize) -> Joined {
+fn join(tenant: &TenantHandle, places: usize) -> Joined {
     tenant.join(places, Waker::noop())
 }
 
-fn assert_calm(pool: &Pool<Held>) {
-    assert!(pool.is_calm());
+fn assert_calm(pool: &Pool<TenantHandle>) {
+    assert!(pool.is_uncontended());
 }
 
 #[test]
@@ -48,7 +52,7 @@ fn a_request_that_does_not_wait_begins_no_crowding() {
 
 #[test]
 fn the_crowding_ends_with_the_last_wait_however_that_ends() {
-    type Way = fn(&Held, &Held, Joined);
+    type Way = fn(&TenantHandle, &TenantHandle, Joined);
     let ways: [Way; 4] = [
         |running, _, _| running.give_back(),
         |_, waiting, joined| match joined {
@@ -63,7 +67,7 @@ fn the_crowding_ends_with_the_last_wait_however_that_ends() {
         let (running, waiting) = (tenant(&pool, 1), tenant(&pool, 1));
         assert!(running.try_enter(0).is_ok_and(|entered| entered.is_some()));
         let joined = join(&waiting, 1);
-        assert!(!pool.is_calm());
+        assert!(!pool.is_uncontended());
         end(&running, &waiting, joined);
         assert_calm(&pool);
     }
