@@ -305,7 +305,10 @@ fn compare(since: SystemTime) {
 /// What callgrind counted for one bench, if a filter did not leave it out of this run.
 fn instructions(group: &str, id: &str, since: SystemTime) -> Option<u64> {
     let home = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("gungraun");
-    let dir = home.join("tower-tenant/dispatch/counted").join(group);
+    let dir = home
+        .join(env!("CARGO_PKG_NAME"))
+        .join("dispatch/counted")
+        .join(group);
     let file = dir.join(id).join(format!("callgrind.{id}.out"));
     let fresh = |file: fs::Metadata| file.modified().is_ok_and(|written| written >= since);
     if !fs::metadata(&file).is_ok_and(fresh) {
