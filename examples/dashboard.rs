@@ -23,7 +23,9 @@ use tokio::{
     net::TcpListener,
     time::{Instant, sleep},
 };
-use tower_tenant::{Capacity, Evictor, Inspect, Overflow, TenantConcurrencyLayer, header};
+use tower_tenant::{
+    Capacity, Overflow, TenantConcurrencyLayer, header, inspect::Inspect, limiter::Evictor,
+};
 
 const CAPACITY: usize = 24;
 const LIMIT: usize = 10;

@@ -17,7 +17,7 @@ use std::{
 };
 
 use tokio::{task::JoinSet, time::sleep};
-use tower_tenant::{BoxError, Overflow, Settings, TenantLimiter};
+use tower_tenant::{BoxError, Overflow, TenantLimiter, settings::Settings};
 
 const TENANTS: [&str; 3] = ["acme", "globex", "initech"];
 /// How often the file is looked at.

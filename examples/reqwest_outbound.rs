@@ -31,7 +31,7 @@ use reqwest::{Client, Request};
 use reqwest_middleware::{ClientBuilder, ClientWithMiddleware, Error};
 use reqwest_retry::{RetryTransientMiddleware, policies::ExponentialBackoff};
 use tokio::{net::TcpListener, task::JoinSet};
-use tower_tenant::{Hold, Overflow, Rejected, TenantLimiter, TenantMiddleware};
+use tower_tenant::{Overflow, Rejected, TenantLimiter, http::Hold, reqwest::TenantMiddleware};
 
 /// How many callbacks of one customer its receiver is to work on at once.
 const CAP: usize = 2;

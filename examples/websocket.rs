@@ -25,7 +25,7 @@ use tokio_tungstenite::{
     WebSocketStream, client_async,
     tungstenite::{Error, Message, client::IntoClientRequest},
 };
-use tower_tenant::{SharedPermit, TenantConcurrencyLayer, TenantLimiter, header};
+use tower_tenant::{TenantConcurrencyLayer, TenantLimiter, header, http::SharedPermit};
 
 /// How many sockets a tenant may have open.
 const CAP: usize = 2;

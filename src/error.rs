@@ -1,4 +1,4 @@
-//! The error of a service whose rejections are errors.
+//! The error of services that return rejections as errors.
 
 use std::{error, fmt};
 
@@ -9,10 +9,10 @@ pub type BoxError = Box<dyn error::Error + Send + Sync>;
 
 /// A rejection, or an error of the inner service.
 ///
-/// It is a [`BoxError`] that boxes a rejection only when it has to, since a rejection must not allocate:
-/// it turns into a `BoxError` (which every layer of tower asks for, and does by itself) that
-/// downcasts to [`Rejected`], or that is the very error of the inner service. Like `BoxError` it
-/// does not implement [`std::error::Error`] itself.
+/// It converts into [`BoxError`], as tower's layers require. The conversion allocates only for a
+/// rejection, which stays unboxed until then. The converted error downcasts to [`Rejected`], or is
+/// the unchanged error of the inner service. Like `BoxError`, `Error` does not implement
+/// [`std::error::Error`] itself.
 ///
 /// # Examples
 ///
@@ -28,9 +28,10 @@ pub type BoxError = Box<dyn error::Error + Send + Sync>;
 /// }
 /// ```
 ///
-/// Where the inner service fails with a `BoxError`, as that of `tower::timeout` does, and a spawned
-/// block calls the service, the compiler says "implementation of `From` is not general enough". It
-/// accepts an `async fn` that is generic over the service, and a boxed service:
+/// If the error of the inner service is a `BoxError`, as with `tower::timeout`, and an async block
+/// that calls the service is spawned, the compiler reports "implementation of `From` is not general
+/// enough". Box the service, as below, or call it in an `async fn` that is generic over the
+/// service:
 ///
 /// ```
 /// # use std::time::Duration;
@@ -63,8 +64,8 @@ impl Error {
 
     /// Returns the rejection, or `None` if the inner service failed.
     ///
-    /// A rejection of another limiter further in is an error of the inner service:
-    /// [`downcast_ref`](Self::downcast_ref) finds that one too.
+    /// A rejection by another limiter inside the inner service counts as an error of the inner
+    /// service; [`downcast_ref`](Self::downcast_ref) finds it too.
     #[must_use]
     pub fn rejected(&self) -> Option<&Rejected> {
         match &self.0 {
@@ -73,7 +74,7 @@ impl Error {
         }
     }
 
-    /// Returns the error as a `T`, if it is one: a [`Rejected`], or an error of the inner service.
+    /// Returns the rejection or the inner error as a `T`, or `None` if it has another type.
     #[must_use]
     pub fn downcast_ref<T: error::Error + 'static>(&self) -> Option<&T> {
         self.as_dyn().downcast_ref()

@@ -1,18 +1,29 @@
 //! Fair concurrency between tenants: a Tower middleware that caps how many requests of one tenant
 //! run at once.
 //!
-//! - [`TenantConcurrencyLayer`] wraps a Tower service: it takes the tenant out of each request and a
-//!   permit for it; a request of a full tenant is rejected, or waits as [`Overflow`] says.
-//! - [`TenantLimiter`] is what is behind it, for use without Tower and for changing limits live.
-//! - [`Capacity`] bounds all tenants together and divides the slots fairly between them.
+//! - [`TenantConcurrencyLayer`] wraps a Tower service: it extracts the tenant from each request and
+//!   acquires a permit for it. A request of a tenant at its limit is rejected, or queued as
+//!   [`Overflow`] allows.
+//! - [`TenantLimiter`] is the limiter behind the layer. It works without Tower, and changes limits
+//!   while requests run.
+//! - [`Capacity`] bounds all tenants together and divides what they share fairly between them.
 //!
-//! The feature `http`, on by default, adds rejections as responses, permits held by response bodies,
-//! and tenants taken from headers, hosts and request extensions. `reqwest` lets bodies of reqwest hold
-//! permits, `reqwest-middleware` adds `TenantMiddleware`, and `tonic` adds rejections as gRPC statuses.
+//! | module | what it holds |
+//! |---|---|
+//! | [`extract`] | how a request names its tenant |
+//! | [`service`] | the layer, its service, its future |
+//! | [`limiter`] | the limiter, its permits, settings and snapshots |
+//! | [`settings`] | limits in a file |
+//! | [`observe`] | events for metrics and logs |
+//! | `http` | rejections as responses, permits held by bodies (feature `http`, on by default) |
+//! | `http::grpc` | rejections as gRPC statuses (feature `tonic`) |
+//! | `reqwest` | permits held by the bodies of reqwest (feature `reqwest`), and a middleware (feature `reqwest-middleware`) |
+//! | `observe::metrics`, `observe::trace` | observers for `metrics` and `tracing` (features of the same names) |
+//! | `inspect` | snapshots as a page and as JSON (feature `inspect`) |
 //!
-//! What happens is told to an [`Observer`], such as those of the features `metrics` and `tracing`,
-//! and shown by a [`Snapshot`], which the feature `inspect` serves as a page. `serde` reads
-//! [`Settings`] from a file.
+//! The module `guide` describes what the layer does and where to put it among other layers.
+//!
+//! The feature `serde` reads [`Settings`](settings::Settings) from a file and serialises snapshots.
 //!
 //! # Examples
 //!
@@ -32,6 +43,7 @@
 
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     not(test),
     warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::todo)
@@ -39,80 +51,46 @@
 
 mod capacity;
 mod error;
-mod extract;
+pub mod extract;
 mod gate;
 #[cfg(feature = "http")]
-mod http;
+pub mod http;
 #[cfg(feature = "inspect")]
-mod inspect;
-mod limiter;
+pub mod inspect;
+pub mod limiter;
 mod limits;
 #[cfg(all(test, tenant_loom))]
 mod model;
-mod observe;
+pub mod observe;
 mod rejected;
 #[cfg(feature = "reqwest")]
-mod reqwest;
-mod service;
+pub mod reqwest;
+pub mod service;
 mod tenant;
 mod util;
 
+#[cfg(feature = "http")]
+#[doc(no_inline)]
+pub use crate::extract::{extension, header, host};
 pub use crate::{
     capacity::Capacity,
     error::{BoxError, Error},
-    extract::{
-        Borrowed, ExtractTenant, IntoTenant, NoTenant, TryBorrowed, borrowed, exempt::Exempt,
-        missing::MissingTenant, try_borrowed,
-    },
-    limiter::{
-        TenantLimiter,
-        drain::DrainTimeout,
-        evictor::Evictor,
-        overflow::Overflow,
-        permit::Permit,
-        snapshot::{Snapshot, SortBy, TenantSnapshot},
-        stats::Stats,
-    },
-    limits::{
-        Limits,
-        overrides::Override,
-        settings::{NoCapacity, Settings},
-    },
-    observe::{Event, Observer, Outcome},
+    limiter::{Overflow, Permit, TenantLimiter},
+    limits::{Limits, settings},
     rejected::{RejectReason, Rejected},
-    service::{
-        future::ResponseFuture,
-        layer::TenantConcurrencyLayer,
-        mode::{Errors, Mode},
-        service::TenantConcurrency,
-    },
-    tenant::max_hold::MaxHold,
+    service::{TenantConcurrency, TenantConcurrencyLayer},
 };
 
-#[cfg(feature = "http")]
-pub use crate::{
-    extract::http::{FromExtension, FromHeader, FromHost, extension, header, host},
-    http::{
-        Hold, Http, OnReject, ProblemJson, body::ResponseBody, client::BodyErrors,
-        slot::SharedPermit,
-    },
-    tenant::max_hold::HoldExpired,
-};
-
-#[cfg(feature = "reqwest-middleware")]
-pub use crate::reqwest::middleware::TenantMiddleware;
-
-#[cfg(feature = "tonic")]
-pub use crate::http::grpc::Grpc;
-
-#[cfg(feature = "metrics")]
-pub use crate::observe::metrics::{Metrics, TenantMetrics};
-
-#[cfg(feature = "tracing")]
-pub use crate::observe::trace::Trace;
-
-#[cfg(feature = "inspect")]
-pub use crate::inspect::{Inspect, InspectFuture};
+#[cfg(all(
+    any(doc, doctest),
+    feature = "inspect",
+    feature = "metrics",
+    feature = "reqwest-middleware",
+    feature = "tonic",
+    feature = "tracing",
+))]
+#[doc = include_str!("../docs/guide.md")]
+pub mod guide {}
 
 /// The examples of the README, compiled.
 #[cfg(all(doctest, feature = "http"))]

@@ -1,42 +1,42 @@
-//! What a rejected request is told.
+//! The rejection of a request and its reason.
 
 use std::{error, fmt, time::Duration};
 
-/// Why a request was rejected.
+/// The reason why a request was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RejectReason {
-    /// The tenant has as many requests in flight as its limit allows, and this one would not wait.
+    /// The tenant is at its limit, and the request may not queue.
     AtLimit,
-    /// The tenant is at its limit, and as many of its requests wait as its queue holds; or the queue
-    /// of the capacity is full, and no other tenant has more waiting for its weight.
+    /// The tenant is at its limit, and its queue is full; or the queue of the shared capacity is
+    /// full, and no other tenant has more requests waiting in proportion to its weight.
     QueueFull,
     /// The request waited as long as the overflow policy allows, and its tenant is at its limit.
     WaitExpired,
     /// The limit of the tenant is 0.
     Paused,
-    /// The shared capacity is in use, and this request would not wait. Its tenant is below its limit.
+    /// The shared capacity is in use, and the request may not queue. Its tenant is below its limit.
     AtCapacity,
-    /// The shared capacity is in use, and the request finds no place to wait for it: the queue of its
-    /// tenant is full, or that of the capacity is, and no other tenant has more waiting for its
-    /// weight. Its tenant is below its limit.
+    /// The shared capacity is in use, and the queue of the tenant is full; or the queue of the
+    /// shared capacity is full, and no other tenant has more requests waiting in proportion to its
+    /// weight. The tenant is below its limit.
     CapacityQueueFull,
-    /// The request waited as long as the overflow policy allows, and what it waited for at the end
-    /// was the shared capacity.
+    /// The request waited as long as the overflow policy allows, and at the end it waited for the
+    /// shared capacity.
     CapacityWaitExpired,
-    /// The limiter was closed.
+    /// The limiter is closed.
     Closed,
-    /// As many tenants are tracked as `max_tenants` allows, and all that were looked at are in use.
+    /// `max_tenants` tenants are tracked, and none of those examined for eviction was idle.
     TableFull,
     /// The request names no tenant.
     MissingTenant,
-    /// The request names its tenant in a way that cannot be used: too long, empty, not text, or
-    /// more than once.
+    /// The request names a tenant, but the name is unusable: too long, empty, not text, or
+    /// repeated.
     InvalidTenant,
 }
 
 impl RejectReason {
-    /// Returns a stable name in snake case, for logs, labels and machine-readable answers.
+    /// Returns a stable name in snake case, for logs, metric labels and machine-readable responses.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -54,7 +54,7 @@ impl RejectReason {
         }
     }
 
-    /// All there are, in the order of their declaration.
+    /// All reasons, in the order of declaration, so that `reason as usize` is the index of each.
     #[cfg(feature = "metrics")]
     pub(crate) const ALL: [Self; 11] = [
         Self::AtLimit,
@@ -70,7 +70,7 @@ impl RejectReason {
         Self::InvalidTenant,
     ];
 
-    /// The tenant has it in its own hands.
+    /// Returns whether the tenant's own traffic or configuration caused the rejection.
     #[cfg(feature = "http")]
     pub(crate) const fn is_own(self) -> bool {
         matches!(
@@ -79,7 +79,7 @@ impl RejectReason {
         )
     }
 
-    /// What all tenants share was short: the tenant is below its own limit.
+    /// Returns whether the shared capacity caused the rejection: the tenant is below its own limit.
     pub(crate) const fn is_of_capacity(self) -> bool {
         matches!(
             self,
@@ -110,10 +110,10 @@ impl fmt::Display for RejectReason {
     }
 }
 
-/// A rejection, with the figures it was decided on.
+/// A rejection, with the counts it is based on.
 ///
-/// It is small and `Copy`: making one allocates nothing. It never names the tenant, so it can be
-/// shown to a caller.
+/// It is small and `Copy`, and is made without allocation. It never contains the name of the
+/// tenant, so it is safe to show to a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rejected {
     reason: RejectReason,
@@ -121,7 +121,7 @@ pub struct Rejected {
     in_flight: u32,
     waiting: u32,
     retry_after: Option<u8>,
-    // Whether the figures are those of an entry.
+    // Whether the counts come from an entry of the tenant table.
     of_tracked: bool,
 }
 
@@ -138,7 +138,7 @@ impl Rejected {
     }
 
     pub(crate) fn with_figures(self, limit: usize, in_flight: usize, waiting: usize) -> Self {
-        // Each fits: the core keeps them in 20 bits.
+        // Each fits: `GateState` stores them in 20 bits.
         Self {
             limit: limit as u32,
             in_flight: in_flight as u32,
@@ -155,7 +155,7 @@ impl Rejected {
         }
     }
 
-    /// Whether the tenant was tracked when the request was rejected.
+    /// Returns whether the tenant was tracked when the request was rejected.
     #[cfg(feature = "metrics")]
     pub(crate) fn is_of_tracked(&self) -> bool {
         self.of_tracked
@@ -167,30 +167,30 @@ impl Rejected {
         self.reason
     }
 
-    /// Returns the limit of the tenant, or 0 if it is paused, or was not known or not tracked yet.
+    /// Returns the limit of the tenant; 0 if it is paused, unknown or not tracked.
     #[must_use]
     pub fn limit(&self) -> usize {
         self.limit as usize
     }
 
-    /// Returns how many requests of the tenant were in flight when this one was rejected, or 0 if
-    /// its tenant was not known or not tracked yet.
+    /// Returns how many requests of the tenant were in flight when this one was rejected; 0 if the
+    /// tenant was unknown or not tracked.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.in_flight as usize
     }
 
-    /// Returns how many requests of the tenant were waiting when this one was rejected, or 0 if its
-    /// tenant was not known or not tracked yet.
+    /// Returns how many requests of the tenant were queued when this one was rejected; 0 if the
+    /// tenant was unknown or not tracked.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting as usize
     }
 
-    /// Returns how long the caller should stay away: 1 to 32 whole seconds.
+    /// Returns how long the caller should wait before it retries: 1 to 32 whole seconds.
     ///
-    /// The hint doubles while a tenant goes on being rejected and falls again afterwards. `None`
-    /// where coming back does not help: a request without a usable tenant.
+    /// The delay doubles while requests of the tenant keep being rejected, and falls again
+    /// afterwards. `None` if a retry cannot succeed, because the request has no usable tenant.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after

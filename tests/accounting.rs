@@ -17,8 +17,8 @@ use tokio::sync::Barrier;
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok, task};
 use tower::{Layer, Service, ServiceExt};
 use tower_tenant::{
-    Error, Errors, Overflow, Permit, RejectReason, TenantConcurrency, TenantConcurrencyLayer,
-    TenantLimiter,
+    Error, Overflow, Permit, RejectReason, TenantConcurrency, TenantConcurrencyLayer,
+    TenantLimiter, service::Errors,
 };
 
 static_assertions::assert_not_impl_any!(Permit: Clone, Copy);
@@ -82,7 +82,7 @@ mod bodies {
     use hyper::body::Frame;
     use tokio_test::{assert_ready, assert_ready_ok, task};
     use tower::{Layer, service_fn};
-    use tower_tenant::{ResponseBody, TenantConcurrencyLayer, TenantLimiter};
+    use tower_tenant::{TenantConcurrencyLayer, TenantLimiter, http::ResponseBody};
 
     use super::support::{Tenant, call, wind_up};
 

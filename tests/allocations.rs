@@ -26,8 +26,11 @@ use support::{forget_all, probe};
 use tokio::runtime::Builder;
 use tower::{Layer, Service, service_fn};
 use tower_tenant::{
-    Event, Hold, MissingTenant, Overflow, Permit, RejectReason, TenantConcurrencyLayer,
-    TenantLimiter, borrowed, extension, header, host, try_borrowed,
+    Overflow, Permit, RejectReason, TenantConcurrencyLayer, TenantLimiter, extension,
+    extract::{MissingTenant, borrowed, try_borrowed},
+    header, host,
+    http::Hold,
+    observe::Event,
 };
 
 /// Counts the allocations of each thread.

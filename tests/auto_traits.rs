@@ -3,7 +3,15 @@
 #![cfg(feature = "http")]
 
 use std::{
-    cell::Cell, fmt::Debug, future::Future, marker::PhantomPinned, pin::Pin, rc::Rc, time::Duration,
+    cell::Cell,
+    fmt::Debug,
+    fs,
+    future::Future,
+    marker::PhantomPinned,
+    path::{Path, PathBuf},
+    pin::Pin,
+    rc::Rc,
+    time::Duration,
 };
 
 use axum::{Router, body::Body};
@@ -19,7 +27,15 @@ use tower::{
     util::{BoxCloneService, BoxCloneSyncService, ServiceFn},
 };
 use tower_http::{catch_panic::CatchPanicLayer, cors::CorsLayer};
-use tower_tenant::*;
+use tower_tenant::{
+    BoxError, Capacity, Error, Limits, RejectReason, Rejected,
+    extract::*,
+    http::*,
+    limiter::{snapshot::*, *},
+    observe::*,
+    service::*,
+    settings::*,
+};
 
 type Inner = BoxCloneSyncService<Request<Body>, Response<Body>, BoxError>;
 type Layer<F> = TenantConcurrencyLayer<String, FromHeader, F>;
@@ -90,30 +106,30 @@ mod leaves {
     #[cfg(feature = "tonic")]
     const _: () = {
         use super::*;
-        assert_impl_all!(Grpc<ProblemJson>: Send, Sync, Unpin, Clone, Debug);
-        assert_impl_all!(Layer<Http<Grpc<ProblemJson>>>: Send, Sync, Unpin, Clone, Debug);
+        assert_impl_all!(tower_tenant::http::grpc::Grpc<ProblemJson>: Send, Sync, Unpin, Clone, Debug);
+        assert_impl_all!(Layer<Http<tower_tenant::http::grpc::Grpc<ProblemJson>>>: Send, Sync, Unpin, Clone, Debug);
     };
     #[cfg(feature = "reqwest-middleware")]
     const _: () = {
         use super::*;
-        assert_impl_all!(TenantMiddleware<String>: Send, Sync, Unpin, Debug);
+        assert_impl_all!(tower_tenant::reqwest::TenantMiddleware<String>: Send, Sync, Unpin, Debug);
     };
     #[cfg(feature = "metrics")]
     const _: () = {
         use super::*;
-        assert_impl_all!(Metrics: Send, Sync, Unpin, Debug);
-        assert_impl_all!(TenantMetrics<String>: Send, Sync, Unpin, Debug);
+        assert_impl_all!(tower_tenant::observe::metrics::Metrics: Send, Sync, Unpin, Debug);
+        assert_impl_all!(tower_tenant::observe::metrics::TenantMetrics<String>: Send, Sync, Unpin, Debug);
     };
     #[cfg(feature = "tracing")]
     const _: () = {
         use super::*;
-        assert_impl_all!(Trace<String>: Send, Sync, Unpin, Debug);
+        assert_impl_all!(tower_tenant::observe::trace::Trace<String>: Send, Sync, Unpin, Debug);
     };
     #[cfg(feature = "inspect")]
     const _: () = {
         use super::*;
-        assert_impl_all!(Inspect<String>: Send, Sync, Unpin, Clone, Debug);
-        assert_impl_all!(InspectFuture: Send, Debug);
+        assert_impl_all!(tower_tenant::inspect::Inspect<String>: Send, Sync, Unpin, Clone, Debug);
+        assert_impl_all!(tower_tenant::inspect::InspectFuture: Send, Debug);
     };
 
     pub(super) const NAMES: &[&str] = &[
@@ -135,16 +151,28 @@ const TRAITS: &[&str] = &[
     "OnReject",
 ];
 
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let (folders, mut found): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+    found.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    found.extend(folders.iter().flat_map(|folder| files(folder)));
+    found
+}
+
 #[test]
 fn every_public_type_is_in_the_table() {
-    let lib = include_str!("../src/lib.rs");
-    let exports = lib.split("pub use crate::").skip(1);
-    let names = exports.flat_map(|export| {
-        let export = export.split(';').next().unwrap_or_default();
-        export.split(|c: char| !c.is_alphanumeric() && c != '_')
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let files = files(&src).into_iter().map(fs::read_to_string);
+    let text: String = files.map(Result::unwrap).collect();
+    let items = text.lines().zip(text.lines().skip(1));
+    let types = items.filter(|(before, _)| *before != "#[doc(hidden)]");
+    let types = types.filter_map(|(_, line)| {
+        let item = ["pub struct ", "pub enum ", "pub trait "].map(|kind| line.strip_prefix(kind));
+        let name = item.into_iter().flatten().next()?;
+        name.split(|c: char| !c.is_alphanumeric()).next()
     });
-    // Functions and modules are in lower case.
-    let types = names.filter(|name| name.starts_with(char::is_uppercase));
     let known = |name: &&str| {
         [TABLE, leaves::NAMES, TRAITS]
             .iter()

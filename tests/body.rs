@@ -20,8 +20,9 @@ use support::{Gate, Tenant, call, probe};
 use tokio_test::{assert_pending, assert_ready_ok};
 use tower::{Layer, Service, service_fn};
 use tower_tenant::{
-    BodyErrors, Error, ExtractTenant, Hold, Http, Overflow, Rejected, ResponseBody,
-    TenantConcurrency, TenantConcurrencyLayer,
+    Error, Overflow, Rejected, TenantConcurrency, TenantConcurrencyLayer,
+    extract::ExtractTenant,
+    http::{BodyErrors, Hold, Http, ResponseBody},
 };
 
 /// One poll of a [`Script`].

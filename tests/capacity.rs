@@ -10,7 +10,7 @@ use tokio_test::{
     task::{self, Spawn},
 };
 use tower_tenant::{
-    Capacity, Error, Evictor, Overflow, Permit, RejectReason, Rejected, TenantLimiter,
+    Capacity, Error, Overflow, Permit, RejectReason, Rejected, TenantLimiter, limiter::Evictor,
 };
 
 type Tenant = u64;
@@ -285,7 +285,7 @@ async fn a_wait_for_the_capacity_ends_in_time() {
 }
 
 #[test]
-#[should_panic(expected = "give a limiter its capacity once")]
+#[should_panic(expected = "`capacity` must be called once")]
 fn a_capacity_is_given_once() {
     let _ = limiter(1, 1).capacity(2);
 }

@@ -32,8 +32,8 @@ use tower::{
     timeout::{TimeoutLayer, error::Elapsed},
 };
 use tower_tenant::{
-    BodyErrors, Error, Overflow, RejectReason, Rejected, ResponseBody, TenantConcurrency,
-    TenantConcurrencyLayer,
+    Error, Overflow, RejectReason, Rejected, TenantConcurrency, TenantConcurrencyLayer,
+    http::{BodyErrors, ResponseBody},
 };
 use wire::{VERSIONS, Version, listen, tenant_in};
 

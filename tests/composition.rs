@@ -585,7 +585,7 @@ mod over_http {
         request_id::{MakeRequestUuid, PropagateRequestIdLayer, SetRequestIdLayer},
         trace::TraceLayer,
     };
-    use tower_tenant::MissingTenant;
+    use tower_tenant::extract::MissingTenant;
 
     use super::*;
 

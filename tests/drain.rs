@@ -22,7 +22,8 @@ use tokio_test::{
 };
 use tower::Service;
 use tower_tenant::{
-    Capacity, DrainTimeout, Event, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
+    Capacity, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter, limiter::DrainTimeout,
+    observe::Event,
 };
 use wire::{Version, listen, tenant_in};
 

@@ -18,7 +18,8 @@ use support::{Tenant, forget_all, forget_idle, manual, probe, reason, watched};
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_tenant::{
-    Capacity, Event, MissingTenant, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
+    Capacity, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
+    extract::MissingTenant, observe::Event,
 };
 
 /// What an observer was told: who would have waited, and why who would have been rejected.
@@ -362,7 +363,7 @@ fn a_function_that_panics_while_settings_end_a_dry_run_leaves_the_tenant_limited
     limiter.set_tenant_dry_run(&"T", true);
     drop(limiter.try_acquire(&"T").unwrap());
     panics.store(true, Ordering::SeqCst);
-    let apply = || limiter.apply(tower_tenant::Settings::default());
+    let apply = || limiter.apply(tower_tenant::settings::Settings::default());
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(apply));
     assert!(panic.is_err());
     probe(&limiter, "T", 2, 1);

@@ -30,7 +30,9 @@ use tokio::{
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_http::services::ServeFile;
 use tower_tenant::{
-    Event, Hold, Http, Outcome, TenantConcurrency, TenantConcurrencyLayer, TenantLimiter,
+    TenantConcurrency, TenantConcurrencyLayer, TenantLimiter,
+    http::{Hold, Http},
+    observe::{Event, Outcome},
 };
 use wire::{Answer, Client, VERSIONS, Version, listen, request, tenant_in};
 
@@ -429,7 +431,7 @@ async fn a_response_that_a_client_reads_to_its_end_has_completed() {
 #[cfg(feature = "reqwest-middleware")]
 #[tokio::test]
 async fn a_response_that_reqwest_reads_to_its_end_has_completed() {
-    use tower_tenant::TenantMiddleware;
+    use tower_tenant::reqwest::TenantMiddleware;
 
     let handler = service_fn(answer_without_bodies_to_heads);
     let addr = wire::serve(Router::new().fallback_service(handler)).await;

@@ -16,7 +16,9 @@ use support::{Gate, call, forget_all, manual, probe, tenant_of, watched};
 use tokio::time::{advance, sleep};
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
 use tower::Layer;
-use tower_tenant::{Evictor, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter};
+use tower_tenant::{
+    Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter, limiter::Evictor,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 

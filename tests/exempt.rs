@@ -17,7 +17,10 @@ use std::{
 use support::{Gate, Tenant, call, reason, tenant_of, wind_up};
 use tokio_test::{assert_pending, assert_ready_ok};
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_tenant::{ExtractTenant, MissingTenant, NoTenant, RejectReason, TenantConcurrencyLayer};
+use tower_tenant::{
+    RejectReason, TenantConcurrencyLayer,
+    extract::{ExtractTenant, MissingTenant, NoTenant},
+};
 
 type Extract = fn(&Tenant) -> Option<Tenant>;
 

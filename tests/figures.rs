@@ -23,7 +23,8 @@ use tokio::time::sleep;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
 use tower::{Layer, service_fn};
 use tower_tenant::{
-    MissingTenant, Overflow, RejectReason, Rejected, TenantConcurrencyLayer, TenantLimiter, header,
+    Overflow, RejectReason, Rejected, TenantConcurrencyLayer, TenantLimiter,
+    extract::MissingTenant, header,
 };
 
 /// What the inner service does with a request.

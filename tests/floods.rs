@@ -16,7 +16,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use support::{Gate, Tenant, forget_all, manual, probe, soon, until};
 use tokio::{net::TcpStream, runtime::Handle};
 use tower::{Service, ServiceExt};
-use tower_tenant::{Http, Overflow, TenantConcurrencyLayer};
+use tower_tenant::{Overflow, TenantConcurrencyLayer, http::Http};
 use wire::{Version, request, serve, tenant_in};
 
 type Extract = fn(&Request<Body>) -> Option<Tenant>;

@@ -35,8 +35,9 @@ use tonic::{
 };
 use tower::{Layer, service_fn};
 use tower_tenant::{
-    Capacity, ExtractTenant, Grpc, Http, NoTenant, Overflow, ProblemJson, RejectReason, Rejected,
-    TenantConcurrencyLayer, TenantLimiter,
+    Capacity, Overflow, RejectReason, Rejected, TenantConcurrencyLayer, TenantLimiter,
+    extract::{ExtractTenant, NoTenant},
+    http::{Http, ProblemJson, grpc::Grpc},
 };
 use wire::{Answer, Client, Version, listen, tenant_in};
 

@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 use support::{forget_all, manual, probe, soon};
 use tokio_test::{assert_pending, task};
 use tower::{Service, ServiceExt};
-use tower_tenant::{Inspect, Overflow, Permit, Rejected, TenantLimiter};
+use tower_tenant::{Overflow, Permit, Rejected, TenantLimiter, inspect::Inspect};
 use wire::{Answer, Client, VERSIONS, Version, listen, serve};
 
 type Limiter = TenantLimiter<String>;

@@ -25,8 +25,9 @@ use support::{call, forget_all, manual, probe};
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
 use tower::{Layer, Service, service_fn};
 use tower_tenant::{
-    ExtractTenant, NoTenant, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
-    borrowed, header,
+    Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
+    extract::{ExtractTenant, NoTenant, borrowed},
+    header,
 };
 
 // KE1

@@ -20,8 +20,8 @@ use tokio_test::{
 };
 use tower::Layer;
 use tower_tenant::{
-    Event, Evictor, Limits, MissingTenant, Overflow, Permit, RejectReason, Rejected,
-    TenantConcurrencyLayer, TenantLimiter,
+    Limits, Overflow, Permit, RejectReason, Rejected, TenantConcurrencyLayer, TenantLimiter,
+    extract::MissingTenant, limiter::Evictor, observe::Event,
 };
 
 /// A queue that nobody has to leave.

@@ -19,8 +19,9 @@ use tokio_test::{
     task::{self, Spawn},
 };
 use tower_tenant::{
-    Capacity, Event, Limits, Overflow, Override, Permit, RejectReason, Rejected, Settings,
-    TenantLimiter,
+    Capacity, Limits, Overflow, Permit, RejectReason, Rejected, TenantLimiter,
+    observe::Event,
+    settings::{Override, Settings},
 };
 
 /// A limiter whose queue nobody has to leave.

@@ -17,7 +17,10 @@ use std::{
 };
 
 use support::{forget_all, manual, probe, watched};
-use tower_tenant::{Limits, Overflow, Override, Settings, TenantLimiter};
+use tower_tenant::{
+    Limits, Overflow, TenantLimiter,
+    settings::{Override, Settings},
+};
 
 /// So many tenants have requests all the time; those of others come and go.
 const TENANTS: u64 = 3;

@@ -24,8 +24,10 @@ use tokio::{sync::mpsc, task::spawn_blocking};
 use tokio_test::{assert_pending, assert_ready_ok};
 use tower::{Layer, Service, service_fn, util::BoxCloneSyncService};
 use tower_tenant::{
-    Event, Hold, Http, MissingTenant, Outcome, Overflow, Rejected, SharedPermit,
-    TenantConcurrencyLayer, TenantLimiter,
+    Overflow, Rejected, TenantConcurrencyLayer, TenantLimiter,
+    extract::MissingTenant,
+    http::{Hold, Http, SharedPermit},
+    observe::{Event, Outcome},
 };
 use wire::{Answer, Client, VERSIONS, Version, request, serve, tenant_in};
 

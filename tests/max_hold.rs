@@ -33,8 +33,10 @@ use tokio_test::{
 };
 use tower::{Layer, Service, service_fn};
 use tower_tenant::{
-    BoxError, Event, Hold, HoldExpired, Http, MaxHold, Outcome, Overflow, ResponseBody,
-    SharedPermit, TenantConcurrencyLayer, TenantLimiter,
+    BoxError, Overflow, TenantConcurrencyLayer, TenantLimiter,
+    http::{Hold, HoldExpired, Http, ResponseBody, SharedPermit},
+    limiter::MaxHold,
+    observe::{Event, Outcome},
 };
 
 const LONGEST: Duration = Duration::from_secs(60);

@@ -17,7 +17,10 @@ use hyper::body::Incoming;
 use support::{Tenant, probe, soon, until};
 use tokio::{io::AsyncWriteExt, net::TcpStream, sync::mpsc};
 use tower_tenant::{
-    Event, Http, MaxHold, Outcome, Overflow, TenantConcurrencyLayer, TenantLimiter,
+    Overflow, TenantConcurrencyLayer, TenantLimiter,
+    http::Http,
+    limiter::MaxHold,
+    observe::{Event, Outcome},
 };
 use wire::{Answer, Client, VERSIONS, Version, serve, tenant_in};
 

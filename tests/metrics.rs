@@ -25,8 +25,11 @@ use tokio::{
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_tenant::{
-    Event, Metrics, Observer, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
-    TenantMetrics,
+    Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
+    observe::{
+        Event, Observer,
+        metrics::{Metrics, TenantMetrics},
+    },
 };
 use wire::{Client, VERSIONS, request, serve, tenant_in};
 

@@ -17,8 +17,10 @@ use support::{call, forget_all, probe};
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
 use tower::{Layer, Service, service_fn};
 use tower_tenant::{
-    Errors, FromHeader, MissingTenant, Overflow, RejectReason, TenantConcurrency,
-    TenantConcurrencyLayer, TenantLimiter, header,
+    Overflow, RejectReason, TenantConcurrency, TenantConcurrencyLayer, TenantLimiter,
+    extract::{FromHeader, MissingTenant},
+    header,
+    service::Errors,
 };
 
 type Body = Empty<bytes::Bytes>;
@@ -45,7 +47,7 @@ fn request(values: &[&[u8]]) -> Request<()> {
     request
 }
 
-fn nameless() -> Request<()> {
+fn anonymous() -> Request<()> {
     request(&[])
 }
 
@@ -92,7 +94,7 @@ where
 fn by_default_a_request_without_a_tenant_is_rejected() {
     let layer = layer(1);
     let service = layer.layer(held());
-    assert_eq!(reason(&service, nameless()), RejectReason::MissingTenant);
+    assert_eq!(reason(&service, anonymous()), RejectReason::MissingTenant);
     for request in invalid() {
         assert_eq!(reason(&service, request), RejectReason::InvalidTenant);
     }
@@ -106,7 +108,7 @@ fn by_default_a_request_without_a_tenant_is_rejected() {
 fn as_a_response_a_request_without_a_tenant_is_a_bad_one() {
     let service = layer(1).http().layer(held());
     let [empty, ..] = invalid();
-    for request in [nameless(), empty] {
+    for request in [anonymous(), empty] {
         let response = assert_ready_ok!(call(&service, request).poll());
         assert_eq!(response.status(), StatusCode::BAD_REQUEST);
         assert!(!response.headers().contains_key("retry-after"));
@@ -118,7 +120,7 @@ fn as_a_response_a_request_without_a_tenant_is_a_bad_one() {
 fn bypassed_requests_are_counted_and_limit_nobody() {
     let layer = layer(1).missing(MissingTenant::Bypass);
     let service = layer.layer(held());
-    let mut flood: Vec<_> = (0..100).map(|_| call(&service, nameless())).collect();
+    let mut flood: Vec<_> = (0..100).map(|_| call(&service, anonymous())).collect();
     assert!(flood.iter_mut().all(is_in));
     for request in invalid() {
         assert_eq!(reason(&service, request), RejectReason::InvalidTenant);
@@ -139,13 +141,13 @@ fn bypassed_requests_are_counted_and_limit_nobody() {
 
 // KE4
 #[test]
-fn nameless_requests_share_one_limit_and_one_queue() {
+fn anonymous_requests_share_one_limit_and_one_queue() {
     let layer = layer(5)
         .missing(MissingTenant::Share(2))
         .overflow(Overflow::queue(1).max_wait(Duration::MAX));
     let service = layer.layer(held());
     let [empty, long, twice, ..] = invalid();
-    let mut first = call(&service, nameless());
+    let mut first = call(&service, anonymous());
     let mut second = call(&service, empty);
     let mut third = call(&service, long);
     assert!(is_in(&mut first) && is_in(&mut second) && is_in(&mut third));
@@ -173,12 +175,12 @@ fn nameless_requests_share_one_limit_and_one_queue() {
 
 // KE4
 #[test]
-fn a_tenant_called_like_anything_never_shares_with_the_nameless() {
+fn a_tenant_called_like_anything_never_shares_with_the_anonymous() {
     let names = [
         "",
         "anonymous",
         "missing",
-        "nameless",
+        "anonymous",
         "none",
         "null",
         "()",
@@ -202,12 +204,12 @@ fn a_tenant_called_like_anything_never_shares_with_the_nameless() {
         .collect();
     assert!(
         requests.iter_mut().all(is_in),
-        "a named tenant is rejected for the nameless"
+        "a named tenant is rejected for the anonymous"
     );
     assert_eq!(limiter.anonymous_stats().in_flight, 1);
 
     drop(flood);
-    // All named ones are full, and the nameless are not.
+    // All named ones are full, and the anonymous are not.
     for name in names {
         assert_ready_err!(call(&service, Some(name)).poll());
     }
@@ -223,13 +225,13 @@ fn a_tenant_called_like_anything_never_shares_with_the_nameless() {
 
 // KE4
 #[test]
-fn the_limit_of_named_tenants_is_not_that_of_the_nameless() {
+fn the_limit_of_named_tenants_is_not_that_of_the_anonymous() {
     let layer = layer(1).missing(MissingTenant::Share(1));
     layer.limiter().set_default_limit(7);
     assert_eq!(layer.limiter().anonymous_stats().limit, 1);
     let layer = layer.missing(MissingTenant::Share(0));
     let service = layer.layer(held());
-    let error = assert_ready_err!(call(&service, nameless()).poll());
+    let error = assert_ready_err!(call(&service, anonymous()).poll());
     assert_eq!(error.rejected().unwrap().reason(), RejectReason::Paused);
     probe(layer.limiter(), "acme".to_owned(), 7, 1);
     forget_all(layer.limiter());

@@ -18,8 +18,9 @@ use tokio::{
 use tokio_test::{assert_ready_err, assert_ready_ok};
 use tower::{Layer, service_fn};
 use tower_tenant::{
-    ExtractTenant, FromHost, MissingTenant, NoTenant, RejectReason, TenantConcurrencyLayer,
-    TenantLimiter, header as tenant_header, host, try_borrowed,
+    RejectReason, TenantConcurrencyLayer, TenantLimiter,
+    extract::{ExtractTenant, FromHost, MissingTenant, NoTenant, try_borrowed},
+    header as tenant_header, host,
 };
 use wire::{Answer, Client, Version, serve};
 

@@ -38,8 +38,13 @@ use tokio_test::{
 };
 use tower::{Layer, Service, ServiceExt, service_fn, util::ServiceFn};
 use tower_tenant::{
-    Capacity, Event, FromHeader, Hold, Limits, MissingTenant, Mode, Observer, Outcome, Overflow,
-    Permit, RejectReason, Rejected, TenantConcurrencyLayer, TenantLimiter, header,
+    Capacity, Limits, Overflow, Permit, RejectReason, Rejected, TenantConcurrencyLayer,
+    TenantLimiter,
+    extract::{FromHeader, MissingTenant},
+    header,
+    http::Hold,
+    observe::{Event, Observer, Outcome},
+    service::Mode,
 };
 use wire::{Client, VERSIONS, serve, tenant_in};
 

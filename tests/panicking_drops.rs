@@ -32,8 +32,10 @@ use http_body::{Body, Frame};
 use support::{forget_all, manual, probe};
 use tower::{Layer, Service};
 use tower_tenant::{
-    Capacity, Error, Event, Hold, Limits, MissingTenant, Observer, Overflow, Permit, Rejected,
-    ResponseBody, TenantConcurrencyLayer, TenantLimiter,
+    Capacity, Error, Limits, Overflow, Permit, Rejected, TenantConcurrencyLayer, TenantLimiter,
+    extract::MissingTenant,
+    http::{Hold, ResponseBody},
+    observe::{Event, Observer},
 };
 
 /// The values of a user that the crate keeps, passes on or drops.
@@ -628,7 +630,7 @@ mod client {
     use http::Extensions;
     use reqwest::{Client, Method};
     use reqwest_middleware::{ClientBuilder, Error, Middleware, Next};
-    use tower_tenant::TenantMiddleware;
+    use tower_tenant::reqwest::TenantMiddleware;
 
     use super::*;
 

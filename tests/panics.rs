@@ -22,7 +22,7 @@ use support::{Gate, Tenant, call, probe, tenant_of};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 use tower::{BoxError, Layer, Service, ServiceExt, buffer::Buffer};
 use tower_tenant::{
-    Error, Evictor, Limits, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
+    Error, Limits, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter, limiter::Evictor,
 };
 
 const BOOM: &str = "boom";
@@ -56,7 +56,7 @@ mod over_http {
     use http_body_util::BodyExt;
     use tower::ServiceBuilder;
     use tower_http::catch_panic::CatchPanicLayer;
-    use tower_tenant::{Http, Rejected};
+    use tower_tenant::{Rejected, http::Http};
 
     use crate::support::{soon, until};
 

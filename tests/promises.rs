@@ -9,10 +9,13 @@ use http::{Request, Response};
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 use tower::util::BoxCloneSyncService;
 use tower_tenant::{
-    BodyErrors, Error, Errors, Evictor, Exempt, FromExtension, FromHeader, Http, Limits,
-    MissingTenant, NoTenant, Overflow, Permit, RejectReason, Rejected, ResponseBody,
-    ResponseFuture, SharedPermit, Stats, TenantConcurrency, TenantConcurrencyLayer, TenantLimiter,
+    Error, Limits, Overflow, Permit, RejectReason, Rejected, TenantConcurrency,
+    TenantConcurrencyLayer, TenantLimiter,
+    extract::{Exempt, FromExtension, FromHeader, MissingTenant, NoTenant},
     header,
+    http::{BodyErrors, Http, ResponseBody, SharedPermit},
+    limiter::{Evictor, Stats},
+    service::{Errors, ResponseFuture},
 };
 
 type Inner = BoxCloneSyncService<Request<Body>, Response<Body>, tower::BoxError>;

@@ -10,7 +10,7 @@ use std::{
 
 use proptest::prelude::*;
 use tokio_test::task::{self, Spawn};
-use tower_tenant::{Evictor, Overflow, Permit, Rejected, TenantLimiter};
+use tower_tenant::{Overflow, Permit, Rejected, TenantLimiter, limiter::Evictor};
 
 const QUEUE: usize = 2;
 

@@ -4,7 +4,9 @@ use std::{future::Future, pin::Pin, task::Poll, time::Duration};
 
 use proptest::prelude::*;
 use tokio_test::task::{self, Spawn};
-use tower_tenant::{Capacity, Evictor, Overflow, Permit, RejectReason, Rejected, TenantLimiter};
+use tower_tenant::{
+    Capacity, Overflow, Permit, RejectReason, Rejected, TenantLimiter, limiter::Evictor,
+};
 
 const TENANTS: u8 = 4;
 /// Of each tenant, and of all.

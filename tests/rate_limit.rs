@@ -8,7 +8,9 @@ use std::convert::Infallible;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use support::probe;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_tenant::{Hold, MissingTenant, Overflow, TenantConcurrencyLayer, TenantLimiter, header};
+use tower_tenant::{
+    Overflow, TenantConcurrencyLayer, TenantLimiter, extract::MissingTenant, header, http::Hold,
+};
 
 type Body = String;
 
@@ -31,7 +33,7 @@ fn fields(headers: &HeaderMap) -> (Vec<&str>, Vec<&str>) {
 
 fn layer(
     limit: usize,
-) -> TenantConcurrencyLayer<String, tower_tenant::FromHeader, tower_tenant::Http> {
+) -> TenantConcurrencyLayer<String, tower_tenant::extract::FromHeader, tower_tenant::http::Http> {
     TenantConcurrencyLayer::new(limit, header("x-tenant-id"))
         .http()
         .rate_limit_headers("tenant")

@@ -16,7 +16,10 @@ use std::{
     thread,
     time::Duration,
 };
-use tower_tenant::*;
+use tower_tenant::{
+    BoxError, Limits, Overflow, RejectReason, Rejected, TenantConcurrencyLayer, TenantLimiter,
+    limiter::*,
+};
 
 #[tokio::test(start_paused = true)]
 async fn the_hint_falls_after_a_flood_of_any_length() {

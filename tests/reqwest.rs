@@ -19,8 +19,8 @@ use support::{Gate, Tenant, probe, soon, until, wind_up};
 use tokio::task::JoinSet;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, retry::Policy};
 use tower_tenant::{
-    BodyErrors, BoxError, Error, Overflow, RejectReason, Rejected, TenantConcurrency,
-    TenantConcurrencyLayer,
+    BoxError, Error, Overflow, RejectReason, Rejected, TenantConcurrency, TenantConcurrencyLayer,
+    http::BodyErrors,
 };
 use wire::{VERSIONS, Version};
 
@@ -267,10 +267,10 @@ async fn the_kinds_of_rejection_are_told_apart_and_open_no_connection() {
             RejectReason::WaitExpired
         );
 
-        let mut nameless = work();
-        nameless.headers_mut().clear();
+        let mut anonymous = work();
+        anonymous.headers_mut().clear();
         assert_eq!(
-            reason(send(&service, nameless).await),
+            reason(send(&service, anonymous).await),
             RejectReason::MissingTenant
         );
         drop(held);

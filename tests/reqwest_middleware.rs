@@ -32,8 +32,11 @@ use support::{Gate, Tenant, probe, soon, until, wind_up};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tower_tenant::{
-    Event, Hold, MissingTenant, NoTenant, Outcome, Overflow, RejectReason, Rejected, TenantLimiter,
-    TenantMiddleware,
+    Overflow, RejectReason, Rejected, TenantLimiter,
+    extract::{MissingTenant, NoTenant},
+    http::Hold,
+    observe::{Event, Outcome},
+    reqwest::TenantMiddleware,
 };
 
 type Limiter = TenantLimiter<Tenant>;

@@ -19,7 +19,7 @@ use tokio::{
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_tenant::{
-    Evictor, Limits, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
+    Limits, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter, limiter::Evictor,
 };
 
 type StaticLayer = TenantConcurrencyLayer<Tenant, fn(&Tenant) -> Option<Tenant>>;

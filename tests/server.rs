@@ -41,7 +41,8 @@ use tokio::{
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, util::BoxCloneSyncService};
 use tower_http::{cors::CorsLayer, timeout::TimeoutLayer};
 use tower_tenant::{
-    Hold, Http, Overflow, Rejected, TenantConcurrencyLayer, header as tenant_header,
+    Overflow, Rejected, TenantConcurrencyLayer, header as tenant_header,
+    http::{Hold, Http},
 };
 use wire::{Answer, Client, VERSIONS, Version, listen, request, serve, tenant_in};
 

@@ -17,8 +17,9 @@ use support::{forget_all, forget_idle, manual, probe, watched, wind_up};
 use tokio_test::{assert_pending, task};
 use tower::{Layer, service_fn};
 use tower_tenant::{
-    Capacity, MissingTenant, Overflow, Permit, Rejected, Snapshot, SortBy, TenantConcurrencyLayer,
-    TenantLimiter, TenantSnapshot,
+    Capacity, Overflow, Permit, Rejected, TenantConcurrencyLayer, TenantLimiter,
+    extract::MissingTenant,
+    limiter::snapshot::{Snapshot, SortBy, TenantSnapshot},
 };
 
 type Limiter = TenantLimiter<&'static str>;

@@ -12,7 +12,9 @@ use tokio::{
 };
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::Layer;
-use tower_tenant::{Evictor, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter};
+use tower_tenant::{
+    Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter, limiter::Evictor,
+};
 
 const NANO: Duration = Duration::from_nanos(1);
 const ALMOST_MAX: Duration = Duration::MAX.saturating_sub(NANO);

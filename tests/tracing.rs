@@ -11,7 +11,7 @@ use std::{
 
 use support::manual;
 use tokio_test::{assert_pending, assert_ready_ok, task};
-use tower_tenant::{Overflow, TenantLimiter, Trace};
+use tower_tenant::{Overflow, TenantLimiter, observe::trace::Trace};
 use tracing::{Level, field, info_span, subscriber};
 use tracing_subscriber::fmt::{MakeWriter, format::FmtSpan};
 

@@ -34,7 +34,10 @@ use tokio_tungstenite::{
     tungstenite::{Error, Message, client::IntoClientRequest, protocol::Role},
 };
 use tower::{Layer, service_fn};
-use tower_tenant::{Http, SharedPermit, TenantConcurrencyLayer, header as tenant_header};
+use tower_tenant::{
+    TenantConcurrencyLayer, header as tenant_header,
+    http::{Http, SharedPermit},
+};
 use wire::{Answer, Client, VERSIONS, Version, listen, request, serve, tenant_in};
 
 type Extract = fn(&Request<Body>) -> Option<Tenant>;

@@ -1,4 +1,8 @@
-//! What the user says of the capacity that all tenants share.
+//! The capacity that all tenants share: its public settings, here, and its parts.
+//!
+//! - [`pool`]: the slots, and the queue for them.
+//! - [`fair`]: the scheduler, which picks the tenant that is served next.
+//! - [`owners`]: the registry of the owners of tenants.
 
 pub(crate) mod fair;
 pub(crate) mod owners;
@@ -8,17 +12,17 @@ use std::{fmt, hash::Hash, sync::Arc};
 
 use crate::capacity::{owners::OwnerRegistry, pool::Owner};
 
-/// A capacity that all tenants of a limiter share, on top of the limit of each: as many requests
-/// are in flight at once, over all tenants, and the slots are divided fairly.
+/// A capacity that all tenants of a limiter share, on top of the limit of each tenant.
 ///
-/// While slots are free, a tenant may have as many as its own limit allows. When they are not, the
-/// next free slot goes to the waiting tenant that has had the least slot-time for its weight, so that
-/// a tenant which floods waits for itself. The rule is that of max-min fairness, in slots held over
-/// time; how long requests take does not matter, nor how many tenants come and go.
+/// It bounds the requests in flight over all tenants, and divides the slots fairly. While slots are
+/// free, a tenant may use as many as its own limit allows. When all are in use, the next free slot
+/// goes to the waiting tenant that has used the least slot-time for its weight, so a tenant that
+/// floods delays only itself. This is max-min fairness in slots held over time. It depends neither
+/// on how long requests take nor on how many tenants come and go.
 ///
-/// For a tenant to get its share, its requests must be allowed to wait a moment: let the overflow
-/// policy [queue](crate::Overflow::queue). A limiter that sheds rejects whoever finds the capacity
-/// in use.
+/// A tenant gets its share only if its requests may wait for a moment, so use an overflow policy
+/// that [queues](crate::Overflow::queue). With [`Overflow::reject`](crate::Overflow::reject), a
+/// request that finds the capacity in use is rejected.
 ///
 /// # Examples
 ///
@@ -35,7 +39,9 @@ use crate::capacity::{owners::OwnerRegistry, pool::Owner};
 /// ```
 pub struct Capacity<K> {
     slots: usize,
+    // The largest number of waiting requests over all tenants.
     places: usize,
+    // `None`: all weights are 1.
     weights: Option<Box<Weights<K>>>,
     owners: Option<Box<Owners<K>>>,
 }
@@ -44,10 +50,10 @@ type Weights<K> = dyn Fn(&K) -> usize + Send + Sync;
 type Owners<K> = dyn Fn(&K) -> Arc<Owner> + Send + Sync;
 
 impl<K> Capacity<K> {
-    /// Makes a capacity of `slots` requests in flight, and no bound on how many wait over all
-    /// tenants.
+    /// Creates a capacity of `slots` requests in flight, without a bound on how many requests wait
+    /// over all tenants.
     ///
-    /// With 0, all wait or are rejected. Numbers above 2 147 483 647 are taken as that.
+    /// With 0, all requests wait or are rejected. Numbers above 2 147 483 647 are clamped to it.
     #[must_use]
     pub fn new(slots: usize) -> Self {
         Self {
@@ -58,10 +64,11 @@ impl<K> Capacity<K> {
         }
     }
 
-    /// Bounds how many requests wait over all tenants, beside the queue of each.
+    /// Bounds how many requests wait over all tenants, in addition to the queue of each tenant.
     ///
-    /// When the queue is full, a newcomer takes the place of the newest waiter of the tenant that
-    /// has most waiting for its weight; if that is the tenant of the newcomer, it is rejected.
+    /// When the queue is full, a new request replaces the newest waiting request of the tenant with
+    /// most waiting for its weight, which is rejected. If that is the tenant of the new request,
+    /// the new request is rejected. Numbers above 2 147 483 647 are clamped to it.
     #[must_use]
     pub fn queue(self, len: usize) -> Self {
         Self {
@@ -70,9 +77,9 @@ impl<K> Capacity<K> {
         }
     }
 
-    /// Gives tenants weights; by default each has 1, and 0 is taken as 1.
+    /// Sets the weight of each tenant. The default is 1, and 0 is taken as 1.
     ///
-    /// Asked when a tenant starts to be tracked, under no lock.
+    /// `weight` is called when a tenant starts to be tracked, without a lock held.
     #[must_use]
     pub fn weights(self, weight: impl Fn(&K) -> usize + Send + Sync + 'static) -> Self {
         let weights: Box<Weights<K>> = Box::new(weight);
@@ -82,11 +89,14 @@ impl<K> Capacity<K> {
         }
     }
 
-    /// Gives tenants owners: the capacity is divided between owners first, then between the tenants
-    /// of each, so that a customer with fifty keys gets one share.
+    /// Sets the owner of each tenant.
     ///
-    /// Asked when a tenant starts to be tracked, under no lock; but `Eq` of an owner runs under one, and
-    /// must not use the limiter. An owner is forgotten with the last of its tenants.
+    /// The capacity is divided between owners first, then between the tenants of each owner, so
+    /// that a customer with fifty keys gets one share.
+    ///
+    /// `owner` is called when a tenant starts to be tracked, without a lock held. `Eq` of an owner
+    /// runs under a lock and must not use the limiter. An owner is forgotten with the last of its
+    /// tenants.
     #[must_use]
     pub fn owners<O>(self, owner: impl Fn(&K) -> O + Send + Sync + 'static) -> Self
     where
@@ -102,18 +112,22 @@ impl<K> Capacity<K> {
 }
 
 impl<K> Capacity<K> {
+    /// Returns how many requests may be in flight over all tenants.
     pub(crate) fn slots(&self) -> usize {
         self.slots
     }
 
+    /// Returns how many requests may wait over all tenants.
     pub(crate) fn places(&self) -> usize {
         self.places
     }
 
+    /// Calls the function for weights. It is code of the user: no lock may be held.
     pub(crate) fn weight_of(&self, tenant: &K) -> usize {
         self.weights.as_ref().map_or(1, |weight| weight(tenant))
     }
 
+    /// Calls the function for owners. It is code of the user: no lock may be held.
     pub(crate) fn owner_of(&self, tenant: &K) -> Option<Arc<Owner>> {
         self.owners.as_ref().map(|owner| owner(tenant))
     }

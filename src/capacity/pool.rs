@@ -1,8 +1,94 @@
 //! The capacity that all tenants of a limiter share.
 //!
-//! A request takes a slot of its tenant and a slot of the pool, or neither. While nobody waits,
-//! that is one exchange each. As soon as anybody waits, for whichever of the two, all go through
-//! one lock, and [`Fair`] says who is next; newcomers pass nobody who could be served.
+//! # The algorithm
+//!
+//! A request in flight holds two slots: one of its tenant, in the word of the tenant's
+//! [`Gate`], and one of the pool, in the word that [`Level`] describes. It takes both or neither.
+//!
+//! While no request waits, both words are changed without a lock, one after the other. Once a
+//! request waits, for either slot, the flag `CONTENDED` in the level sends every acquire and
+//! release through one mutex, `Pool::line`, the *pool lock*. Under it the [`Scheduler`] picks the
+//! tenant that is served next, and the gate of that tenant picks its oldest waiter.
+//!
+//! ## States
+//!
+//! | state       | level             | a new request             | a release                   |
+//! |-------------|-------------------|---------------------------|-----------------------------|
+//! | uncontended | `CONTENDED` clear | takes both slots, no lock | releases both, no lock      |
+//! | contended   | `CONTENDED` set   | decides under the lock    | takes the lock, then grants |
+//!
+//! A new request that finds no slot and may wait takes the pool lock, sets `CONTENDED`, decides
+//! again and then queues. The thread that removes the last waiter clears the flag under the lock.
+//! Under the lock a new request does not overtake any waiter that could be served: while a waiter
+//! of an open tenant exists, free slots are granted first. It does overtake waiters whose own
+//! tenant is at its limit, and in a dry run all of them.
+//!
+//! ## Who may change what
+//!
+//! | what                  | change                         | by, and under which lock         |
+//! |-----------------------|--------------------------------|----------------------------------|
+//! | level: in flight      | +1 if room and not `CONTENDED` | any thread, no lock              |
+//! | level: in flight      | +1 if room                     | any thread, pool lock            |
+//! | level: in flight      | +1, room or not                | a dry run, lock or no lock       |
+//! | level: in flight      | -1 if not `CONTENDED`          | the holder, no lock              |
+//! | level: in flight      | -1                             | the holder, pool lock            |
+//! | level: in flight      | -1 of a slot held in vain      | the holder, lock or no lock      |
+//! | level: capacity       | any                            | [`Pool::set`], pool lock         |
+//! | level: `CONTENDED`    | set, or cleared if no waiter   | any thread, pool lock            |
+//! | `is_pretended`        | any                            | [`Pool::set`], pool lock         |
+//! | `Line`, the `member`s | any                            | any thread, pool lock            |
+//! | `Share::weight`       | any                            | [`Share::set_weight`], pool lock |
+//! | gate: waiting         | any                            | any thread, pool and queue lock  |
+//! | gate: in flight       | +1 if no waiter and room       | any thread, lock or no lock      |
+//! | gate: in flight       | a grant                        | any thread, pool and queue lock  |
+//! | gate: in flight       | -1, before the level           | the holder, no lock              |
+//! | `Owner::running`      | +1 after both slots are taken  | any thread, lock or no lock      |
+//! | `Owner::running`      | -1 between the two releases    | the holder, no lock              |
+//!
+//! The gate of a tenant with a [`Share`] has `NEEDS_SLOW_PATH` set, so that its fast path never
+//! bypasses the pool. Locks are taken in this order: the pool lock, a `member`, the `member` of its
+//! owner; or the pool lock, the queue lock of a gate, the mutex of a waiter. Wakers run, and the
+//! last handle of a tenant is dropped, after all locks are let go of.
+//!
+//! ## Why no wake-up is lost
+//!
+//! A request that is about to wait sets `CONTENDED` in the level *before* it reads either word for
+//! its last decision, and holds the pool lock until it is queued. A release changes the gate first
+//! and the level second, with an exchange that fails if `CONTENDED` is set. Both go through the
+//! level, so one of them is first there:
+//!
+//! - The flag is first. The exchange of the release fails, and the releasing thread takes the pool
+//!   lock, after the waiter is queued. It releases the slot, updates the scheduler, and grants.
+//! - The release is first. The request that sets the flag acquires what the release wrote. It sees
+//!   the free slot of the pool, and also the free slot of the tenant, which was released before.
+//!
+//! So the pairing of [`Pool::try_release_uncontended`] (Release) with [`Pool::begin_contention`]
+//! (Acquire) is what makes two words as safe as one. Everything else that makes room ends in
+//! [`Pool::serve`]: a new capacity, or a new limit of a tenant.
+//!
+//! One thread may hold a slot of the pool for a moment in vain: it took it without the lock, and
+//! another request of its tenant took the last slot of the tenant first. It releases the slot
+//! with a subtraction that returns the level. If that has `CONTENDED` set, a request may have
+//! queued because of the missing slot, so the thread calls `serve`.
+//!
+//! The price is that a request of *another* tenant that does not wait may be rejected in that
+//! moment. Closing this window would cost every request a lock.
+//!
+//! ## Why no slot is doubled or lost
+//!
+//! Each word grows only by an exchange that rests on a word with room, or in a dry run by force. A
+//! new request takes a slot of the pool first; if the gate then has none, it releases the first.
+//! A grant does the same under the pool lock. A holder releases both, once. A cancelled
+//! waiter asks its gate, under the pool lock, whether it is still queued, as described in
+//! [`gate`](crate::gate).
+//!
+//! ## What the scheduler knows
+//!
+//! The scheduler is a model of the words, updated under the pool lock ([`Share::sync`]). It may
+//! lag: a request that began without the lock, or a release between its two words, is not counted
+//! yet. So it only proposes a tenant. A grant takes effect by exchanges of the words themselves; if
+//! the tenant turns out to be full, the scheduler is corrected and asked again. The release that
+//! has yet to reach the pool lock corrects the rest.
 
 use std::{fmt, sync, task::Waker};
 
@@ -16,42 +102,62 @@ use crate::{
     },
 };
 
+// The largest capacity.
 const FIELD: u64 = (1 << 31) - 1;
+// The position of the capacity.
 const CAPACITY: u32 = 32;
+// A request waits, or is about to.
 const CONTENDED: u64 = 1 << 63;
 
-/// Larger weights are taken as this.
+/// The largest weight of a tenant. Larger weights are clamped.
 const MAX_WEIGHT: usize = 1 << 20;
 
 /// The largest capacity, and the longest queue: 2 147 483 647. Larger numbers are clamped.
 pub(crate) const MAX: usize = FIELD as usize;
 
-/// A reading of the pool: in flight, capacity, and whether anybody waits.
+/// One reading of the packed state of the pool.
+///
+/// ```text
+///  63  62                         32  31                          0
+/// +---+-----------------------------+------------------------------+
+/// | C |          capacity           |          in flight           |
+/// +---+-----------------------------+------------------------------+
+///   |            31 bits                        32 bits
+///   +-- CONTENDED: a request waits, or decides under the pool lock whether to
+/// ```
+///
+/// In flight may be above the capacity, after a cut or in a dry run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Level(u64);
 
 impl Level {
+    /// Returns how many slots are taken.
     pub(crate) fn in_flight(self) -> usize {
         (self.0 & 0xffff_ffff) as usize
     }
 
+    /// Returns how many slots there are.
     pub(crate) fn capacity(self) -> usize {
         ((self.0 >> CAPACITY) & FIELD) as usize
     }
 
+    /// Returns whether acquires and releases have to go through the pool lock.
     fn is_contended(self) -> bool {
         self.0 & CONTENDED != 0
     }
 
+    /// Returns whether a slot is free, due to a waiter or not.
     fn has_room(self) -> bool {
         self.in_flight() < self.capacity()
     }
 
+    /// Adds a request in flight.
     fn entered(self) -> Self {
         Self(self.0 + 1)
     }
 
-    /// A request has entered, on these readings, whether there was room or not.
+    /// Describes a request that a dry run has admitted on these readings. `beyond_capacity` is set
+    /// if an enforced capacity would not have admitted it at once.
     fn entered_by_force(self, word: GateState) -> Entered {
         Entered {
             word,
@@ -59,81 +165,102 @@ impl Level {
         }
     }
 
+    /// Removes a request in flight.
     fn left(self) -> Self {
         Self(self.0 - 1)
     }
 
+    /// Replaces the capacity, clamped to [`MAX`].
     fn with_capacity(self, capacity: usize) -> Self {
         Self(self.0 & !(FIELD << CAPACITY) | (capacity.min(MAX) as u64) << CAPACITY)
     }
 }
 
-/// Whoever waits in the line of a pool.
+/// A handle to a tenant that waits for a shared capacity.
+///
+/// The scheduler keeps one for each tenant with waiters, which keeps the tenant from being evicted.
 pub(crate) trait Ticket: Clone + Sized {
+    /// Returns the gate of the tenant.
     fn gate(&self) -> &Gate;
+    /// Returns the share of the tenant in the pool.
     fn share(&self) -> Option<&Share<Self>>;
-    /// One of its waiters was taken out of the line; called under no lock.
+    /// Notifies the tenant that one of its waiters was displaced. Called without a lock.
     fn displaced(&self);
 }
 
+/// The slots that all tenants of a limiter share, and the queue for them.
 #[derive(Debug)]
 pub(crate) struct Pool<T> {
+    // A `Level`.
     level: AtomicU64,
-    // In a dry run of all: tenants whose own limits are pretended take slots whether there are any
-    // or not. Written under the lock of the line, where every decision to wait is made.
+    // The capacity is a dry run: a tenant whose own limit is a dry run, too, takes slots whether
+    // there are any or not. Written under the pool lock, where every decision to wait is made.
     is_pretended: AtomicBool,
+    // The pool lock.
     line: Mutex<Line<T>>,
-    // Of requests whose tenants are below their own limits.
+    // Rejections of requests whose tenants are below their own limits, for `Retry-After`.
     rejections: Backoff,
     home: sync::Arc<LimiterContext>,
 }
 
-/// Everybody who waits.
+/// All waiting requests: the scheduler, and how many there are over all tenants.
 #[derive(Debug)]
 struct Line<T> {
+    // Empty while no request waits.
     fair: Scheduler<T>,
-    // When the crowding began.
+    // When the contention began, in nanoseconds.
     since: u64,
+    // The sum of `waiting` over the gates of all tenants, whenever the lock is free.
     waiting: usize,
+    // The largest `waiting`.
     places: usize,
 }
 
-/// What a tenant has to do with the pool.
+/// The share of one tenant in the pool: its weight, its owner and its place in the scheduler.
 #[derive(Debug)]
 pub(crate) struct Share<T> {
     pool: sync::Arc<Pool<T>>,
+    // Written under the pool lock.
     weight: AtomicUsize,
     owner: Option<sync::Arc<Owner>>,
-    // Written under the lock of the line, as that of the owner.
+    // Read and written under the pool lock, as that of the owner. Stale once the scheduler has
+    // forgotten the member.
     member: Mutex<Option<Id>>,
 }
 
-/// Who has tenants; the capacity is divided between owners first.
+/// An owner of tenants; the capacity is divided between owners first.
 pub(crate) struct Owner<L: ?Sized = dyn Send + Sync> {
+    // Requests in flight over all tenants of the owner.
     running: AtomicUsize,
     member: Mutex<Option<Id>>,
-    // Dropped with the owner.
+    // Takes the owner out of its registry on drop.
     _lease: L,
 }
 
-/// The answer to a request before it waits.
+/// The result of [`Share::try_enter`].
 pub(crate) enum Answer {
+    /// Both slots were taken.
     Entered(Entered),
+    /// No slot was taken, and the request may queue.
     MayWait,
-    /// Its tenant is full, as the word shows, or else the capacity is in use.
+    /// The tenant is full, as the state shows, or else the capacity is in use.
     Rejected(GateState),
 }
 
-/// What is to be done with a newcomer, decided under the lock of the line.
+/// The decision about a new request, made under the pool lock.
 enum Verdict {
+    /// Both slots were taken.
     Entered(Entered),
-    /// Its tenant is full or others of its tenant wait, or the capacity is in use.
+    /// The request has to wait: its tenant is full or has waiters, or the capacity is in use.
     Waits(GateState),
-    /// A slot is free and its next holder has not been told.
+    /// A free slot is due to a waiter, or the tenant has just become full. The caller lets go of
+    /// the pool lock, calls [`Pool::serve`], and decides again.
     Owed,
 }
 
 impl<T: Ticket> Pool<T> {
+    /// Creates an idle pool of `capacity` slots, with at most `places` waiting requests over all
+    /// tenants.
     pub(crate) fn new(capacity: usize, places: usize, home: sync::Arc<LimiterContext>) -> Self {
         let line = Line {
             fair: Scheduler::new(),
@@ -150,23 +277,28 @@ impl<T: Ticket> Pool<T> {
         }
     }
 
+    /// Reads the state of the pool.
     pub(crate) fn level(&self) -> Level {
+        // Acquire pairs with the Release of every write of the level.
         Level(self.level.load(Ordering::Acquire))
     }
 
-    /// Nobody waits, and nothing is left of anybody who did.
+    /// Returns whether no request waits and the scheduler has no members.
     #[cfg(all(test, not(tenant_loom)))]
     pub(crate) fn is_uncontended(&self) -> bool {
         !self.level().is_contended() && lock(&self.line).fair.is_empty()
     }
 
-    /// How many wait.
+    /// Returns how many requests wait, over all tenants.
     pub(crate) fn waiting(&self) -> usize {
         lock(&self.line).waiting
     }
 
-    /// Changes the capacity, and whether it is only pretended, if `still` holds under the lock of
-    /// the line. A cut takes effect as requests leave, before any waiter enters.
+    /// Changes the capacity, and whether it is a dry run, if `still` holds under the pool lock.
+    /// Returns whether it holds.
+    ///
+    /// A lower capacity takes effect as requests are released, before any waiter enters. At the
+    /// start of a dry run the waiters stay; the change of each tenant admits them.
     pub(crate) fn set(
         &self,
         capacity: usize,
@@ -178,20 +310,29 @@ impl<T: Ticket> Pool<T> {
             return false;
         }
         self.update(|level| Some(level.with_capacity(capacity)));
+        // Pairs with the Acquire in `is_pretended`: a request that takes a slot by force does so
+        // after this change of the capacity.
         self.is_pretended.store(pretended, Ordering::Release);
         drop(line);
         self.serve();
         true
     }
 
-    /// Hands every free slot to whose turn it is.
+    /// Grants every free slot to the waiter that is next, and wakes it.
+    ///
+    /// The thread that made room calls this, without a lock.
     fn serve(&self) {
         while let Some(waiter) = self.grant() {
             waiter.wake();
         }
     }
 
+    /// Grants one free slot of the pool, with one of the tenant that the scheduler picks. Returns
+    /// the waiter to be woken.
     fn grant(&self) -> Option<Arc<Waiter>> {
+        // The caller has made room by a write of the level or under the pool lock, so what it reads
+        // here is not older than that. Without the flag, a request that queues later sees the room.
+        // Without room, another thread has taken it, and serves when it releases it.
         let level = self.level();
         if !level.is_contended() || !level.has_room() {
             return None;
@@ -206,10 +347,13 @@ impl<T: Ticket> Pool<T> {
             let ticket = ticket.clone();
             let waiter = ticket.gate().grant();
             if waiter.is_none() {
+                // The scheduler lags: the tenant is full. The next turn of the loop offers the slot
+                // on.
                 self.give_back();
             }
             let spent = self.note(&mut line, &ticket, id, now, waiter.is_some());
             if waiter.is_some() {
+                // The last handle of the tenant may be among them: dropped without the lock.
                 drop(line);
                 drop((ticket, spent));
                 return waiter;
@@ -217,7 +361,8 @@ impl<T: Ticket> Pool<T> {
         }
     }
 
-    /// Notes in the line what has become of a member; returns its ticket when it waits no more.
+    /// Updates the scheduler after a grant or a failed one. Returns the ticket of a tenant whose
+    /// last waiter this was.
     fn note(&self, line: &mut Line<T>, ticket: &T, id: Id, now: u64, granted: bool) -> Option<T> {
         let share = ticket.share()?;
         if !granted {
@@ -232,49 +377,74 @@ impl<T: Ticket> Pool<T> {
         spent
     }
 
-    /// Takes a slot if nobody waits.
+    /// Takes a slot without the pool lock, unless a request waits.
     fn try_take(&self) -> bool {
         self.update(|level| (level.has_room() && !level.is_contended()).then(|| level.entered()))
     }
 
-    /// Takes a slot on behalf of whoever holds the lock of the line.
+    /// Takes a slot under the pool lock, which the caller holds.
     fn take(&self) -> bool {
         self.update(|level| level.has_room().then(|| level.entered()))
     }
 
-    /// Takes a slot, full or not; returns what the pool was like before.
+    /// Takes a slot, whether there is one or not. Returns the state before.
     fn force_take(&self) -> Level {
+        // Release pairs with the Acquire in `begin_contention`, as that of a release does: the
+        // thread that adds the tenant to the scheduler sees the request in its gate. Acquire pairs
+        // with the Release in `begin_contention`: a caller that reads `CONTENDED` takes the lock.
         Level(self.level.fetch_add(1, Ordering::AcqRel))
     }
 
+    /// Returns whether the capacity is a dry run.
     fn is_pretended(&self) -> bool {
+        // Pairs with the Release in `set`. Decisions to wait read it under the pool lock, where it
+        // is exact; a request that reads `true` too late is admitted as if it had come before.
         self.is_pretended.load(Ordering::Acquire)
     }
 
-    /// Gives a slot back if nobody waits.
+    /// Releases a slot without the pool lock, unless a request waits. The slot of the tenant was
+    /// released before.
+    ///
+    /// The Release of this exchange pairs with the Acquire in
+    /// [`begin_contention`](Self::begin_contention): a request that sets the flag after this sees
+    /// the slot of the tenant, too.
     fn try_release_uncontended(&self) -> bool {
         self.update(|level| (!level.is_contended()).then(|| level.left()))
     }
 
+    /// Releases a slot unconditionally. Returns the state before, which says whether a request
+    /// waits.
     fn give_back(&self) -> Level {
+        // Release pairs with the Acquire of the exchange that takes the slot. Acquire pairs with
+        // the Release in `begin_contention`: with the flag set, the caller has to serve.
         Level(self.level.fetch_sub(1, Ordering::AcqRel))
     }
 
-    /// From here on, whoever leaves comes to the lock of the line, which the caller holds.
+    /// Sends all releases from here on to the pool lock, which the caller holds.
     fn begin_contention(&self) {
+        // Acquire pairs with the Release in `try_release_uncontended`: a release that did not see
+        // the flag is seen here, and so is the slot of the tenant that it released before. Release
+        // pairs with the Acquire of the exchange that fails on the flag.
         self.level.fetch_or(CONTENDED, Ordering::AcqRel);
     }
 
-    /// Ends the crowding if nobody waits any more.
+    /// Ends the contention if no request waits. The caller holds the pool lock.
     fn end_contention(&self, line: &mut Line<T>) {
         if line.waiting == 0 {
             line.fair.clear();
+            // Release pairs with the Acquire in `try_take`: a request that sees the flag cleared
+            // sees the grants and removals that ended the contention, in the gates.
             self.level.fetch_and(!CONTENDED, Ordering::AcqRel);
         }
     }
 
+    /// Replaces the level by what `change` makes of it, retrying until the exchange succeeds.
+    /// Returns `false` if `change` returned `None`.
     fn update(&self, change: impl Fn(Level) -> Option<Level>) -> bool {
         let change = |level| change(Level(level)).map(|level| level.0);
+        // Acquire pairs with the Release of the release whose slot this takes. Release pairs with
+        // the Acquire in `begin_contention`. Acquire on failure pairs with the Release there: a
+        // thread that finds the flag takes the lock.
         self.level
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, change)
             .is_ok()
@@ -282,6 +452,7 @@ impl<T: Ticket> Pool<T> {
 }
 
 impl<T: Ticket> Share<T> {
+    /// Creates the share of a tenant that has no request yet.
     pub(crate) fn new(
         pool: sync::Arc<Pool<T>>,
         weight: usize,
@@ -295,20 +466,27 @@ impl<T: Ticket> Share<T> {
         }
     }
 
+    /// Returns the weight in force, from 1 to [`MAX_WEIGHT`].
     pub(crate) fn weight(&self) -> u32 {
+        // For display: any value that was in force will do.
         clamp(self.weight.load(Ordering::Relaxed)).max(1)
     }
 
+    /// Returns the owner of the tenant, if there are owners.
     pub(crate) fn owner(&self) -> Option<&sync::Arc<Owner>> {
         self.owner.as_ref()
     }
 
-    /// The rejections of requests that were kept out by what all share.
+    /// Returns the rejections that the shared capacity has caused, over all tenants.
     pub(crate) fn rejections(&self) -> &Backoff {
         &self.pool.rejections
     }
 
-    /// Takes both slots, or neither. One exchange more than without a pool if nobody waits.
+    /// Takes both slots, or neither. Never queues.
+    ///
+    /// While no request waits, this takes no lock, and one exchange more than without a pool.
+    /// `places` is the length of the queue of the tenant; with 0, a request without a slot is
+    /// rejected.
     pub(crate) fn try_enter(&self, gate: &Gate, places: usize) -> Answer {
         if let Some(entered) = self.enter_pretended(gate) {
             return Answer::Entered(entered);
@@ -318,7 +496,8 @@ impl<T: Ticket> Share<T> {
                 self.count_in();
                 return Answer::Entered(word.into());
             }
-            // Another request of the tenant was quicker.
+            // Another request of the tenant took its last slot first. A request may have queued for
+            // lack of the slot that this one held in vain.
             if self.pool.give_back().is_contended() {
                 self.pool.serve();
             }
@@ -333,7 +512,9 @@ impl<T: Ticket> Share<T> {
         self.enter_or_reject(gate)
     }
 
-    /// Decides about a request that does not wait, knowing of everybody who does.
+    /// Decides about a request that does not wait, under the pool lock.
+    ///
+    /// `CONTENDED` stays as it is: a request that is rejected needs no wake-up.
     fn enter_or_reject(&self, gate: &Gate) -> Answer {
         loop {
             let mut line = lock(&self.pool.line);
@@ -346,12 +527,15 @@ impl<T: Ticket> Share<T> {
         }
     }
 
-    /// Takes both slots, or a place in the line, at most `places` long for this tenant.
+    /// Takes both slots, or queues if fewer than `places` requests of the tenant wait.
+    ///
+    /// If the queue over all tenants is full, another tenant's newest waiter may be displaced.
     pub(crate) fn join(&self, gate: &Gate, places: usize, waker: &Waker, ticket: &T) -> Joined {
         loop {
             // Code of the user, before the lock.
             let waker = waker.clone();
             let mut line = lock(&self.pool.line);
+            // Before the decision: see "Why no wake-up is lost".
             self.pool.begin_contention();
             match self.decide(&mut line, gate) {
                 Verdict::Entered(entered) => {
@@ -375,6 +559,7 @@ impl<T: Ticket> Share<T> {
         }
     }
 
+    /// Queues a request for which `decide` found no slots on `word`, under the pool lock.
     fn enqueue(
         &self,
         mut line: MutexGuard<'_, Line<T>>,
@@ -413,8 +598,8 @@ impl<T: Ticket> Share<T> {
         Joined::Waiting(waiter, word)
     }
 
-    /// Takes the newest waiter of whoever has most waiting out of the line, unless that is the
-    /// tenant of the newcomer itself.
+    /// Displaces the newest waiter of the tenant with most waiting per weight. Returns `None` if
+    /// that is the tenant of the new request itself, which then is rejected.
     fn make_room(&self, line: &mut Line<T>, newcomer: Id, now: u64) -> Option<(Arc<Waiter>, T)> {
         if line.fair.outweighs(newcomer) {
             return None;
@@ -428,6 +613,7 @@ impl<T: Ticket> Share<T> {
         Some((displaced, ticket))
     }
 
+    /// Decides about a new request under the pool lock, and takes both slots if it may enter.
     fn decide(&self, line: &mut Line<T>, gate: &Gate) -> Verdict {
         let word = gate.word();
         if !word.can_enter() {
@@ -440,6 +626,7 @@ impl<T: Ticket> Share<T> {
                 return Verdict::Entered(level.entered_by_force(word));
             }
         }
+        // A waiter that could be served comes first.
         if line.fair.next().is_some() {
             return match self.pool.level().has_room() {
                 true => Verdict::Owed,
@@ -450,6 +637,7 @@ impl<T: Ticket> Share<T> {
             return Verdict::Waits(word);
         }
         let Some(word) = gate.enter_ignoring_capacity() else {
+            // A request of the tenant that took its slot of the pool without the lock was first.
             self.pool.give_back();
             return Verdict::Owed;
         };
@@ -457,7 +645,7 @@ impl<T: Ticket> Share<T> {
         Verdict::Entered(word.into())
     }
 
-    /// Counts a request that has just entered, among those who wait if anybody does.
+    /// Counts a request that has just entered, in the scheduler, too, if a request waits.
     fn count_among(&self, line: &mut Line<T>, gate: &Gate) {
         self.count_in();
         if line.waiting > 0 {
@@ -466,15 +654,18 @@ impl<T: Ticket> Share<T> {
         }
     }
 
-    /// Gives the slot of the pool back, after that of the tenant.
+    /// Releases the slot of the pool. The caller has released that of the tenant.
     pub(crate) fn leave(&self, gate: &Gate) {
         if let Some(owner) = &self.owner {
+            // Release pairs with the Acquire load in `sync` and `Owner::member`. If the slot is
+            // then released without the lock, the pairing in `begin_contention` orders this, too.
             owner.running.fetch_sub(1, Ordering::AcqRel);
         }
         if self.pool.try_release_uncontended() {
             return;
         }
-        // Under the lock, so that no newcomer takes the slot before the line knows of it.
+        // Under the pool lock, so that no new request takes the slot before the scheduler knows of
+        // it.
         let mut line = lock(&self.pool.line);
         self.pool.give_back();
         self.sync(&mut line, gate, self.pool.home.now());
@@ -482,7 +673,7 @@ impl<T: Ticket> Share<T> {
         self.pool.serve();
     }
 
-    /// Takes `waiter` out of the line. `false` if its wait is already decided.
+    /// Removes `waiter` from the queue. See [`Gate::abandon`].
     pub(crate) fn abandon(&self, gate: &Gate, waiter: &Arc<Waiter>) -> bool {
         let mut line = lock(&self.pool.line);
         let abandoned = gate.abandon(waiter);
@@ -492,7 +683,8 @@ impl<T: Ticket> Share<T> {
         abandoned
     }
 
-    /// See [`Gate::change`].
+    /// Changes the limit of the tenant, and wakes all waiters that this rejects or admits. Returns
+    /// whether `still` held under the locks. See [`Gate::change`].
     pub(crate) fn change(
         &self,
         gate: &Gate,
@@ -515,8 +707,8 @@ impl<T: Ticket> Share<T> {
         true
     }
 
-    /// Lets all in who wait, whatever the capacity, if all limits are only pretended. The caller
-    /// holds the lock of the line.
+    /// Grants both slots to all waiters of the tenant if both limits are a dry run, whether there
+    /// is room or not. The caller holds the pool lock, and wakes them without it.
     fn release_dry(&self, gate: &Gate) -> Vec<Arc<Waiter>> {
         let mut released = Vec::new();
         while self.pool.is_pretended() && gate.word().is_dry() {
@@ -528,7 +720,7 @@ impl<T: Ticket> Share<T> {
         released
     }
 
-    /// Takes both slots, whatever the limits, if both are only pretended.
+    /// Takes both slots if both limits are a dry run, whether there is room or not.
     fn enter_pretended(&self, gate: &Gate) -> Option<Entered> {
         if !self.pool.is_pretended() {
             return None;
@@ -542,7 +734,7 @@ impl<T: Ticket> Share<T> {
         Some(level.entered_by_force(word))
     }
 
-    /// See [`Gate::close`].
+    /// Rejects all new and all waiting requests of the tenant. See [`Gate::close`].
     pub(crate) fn close(&self, gate: &Gate) {
         let mut line = lock(&self.pool.line);
         let rejected = gate.close();
@@ -552,12 +744,13 @@ impl<T: Ticket> Share<T> {
         rejected.wake();
     }
 
-    /// Changes the weight if `still` holds under the lock of the line.
+    /// Changes the weight if `still` holds under the pool lock. Returns whether it holds.
     pub(crate) fn set_weight(&self, weight: usize, still: impl FnOnce() -> bool) -> bool {
         let mut line = lock(&self.pool.line);
         if !still() {
             return false;
         }
+        // Relaxed: `member` reads it under the same lock.
         self.weight.store(weight, Ordering::Relaxed);
         if let Some(id) = *lock(&self.member) {
             line.fair
@@ -566,6 +759,8 @@ impl<T: Ticket> Share<T> {
         true
     }
 
+    /// Updates the scheduler after `count` waiters of the tenant were removed, and ends the
+    /// contention if they were the last. Returns a ticket to be dropped without the pool lock.
     fn stop_waiting(&self, line: &mut Line<T>, gate: &Gate, count: usize) -> Option<T> {
         let now = self.pool.home.now();
         let id = (*lock(&self.member))?;
@@ -576,14 +771,17 @@ impl<T: Ticket> Share<T> {
         spent
     }
 
-    /// The tenant in the line, which it is from the first request that waits or enters in the
-    /// crowding; `entered` of those that run have just entered.
+    /// Returns the tenant's member in the scheduler, and adds it if it has none.
+    ///
+    /// `entered` requests of those in flight have just entered; the others have been running since
+    /// the contention began.
     fn member(&self, line: &mut Line<T>, gate: &Gate, entered: usize) -> Id {
         let mut member = lock(&self.member);
         if let Some(id) = member.filter(|id| line.fair.contains(*id)) {
             return id;
         }
         let owner = self.owner.as_ref().map(|owner| owner.member(line, entered));
+        // Relaxed: written under the pool lock, or before the tenant was shared between threads.
         let weight = clamp(self.weight.load(Ordering::Relaxed));
         let running = gate.word().in_flight().saturating_sub(entered);
         let id = line.fair.add(owner, weight, running, line.since);
@@ -591,7 +789,8 @@ impl<T: Ticket> Share<T> {
         id
     }
 
-    /// Tells the line how many requests of the tenant run, if it is a member.
+    /// Copies the number of requests in flight from the gate, and from the owner, to the scheduler,
+    /// if they are members. The caller holds the pool lock.
     fn sync(&self, line: &mut Line<T>, gate: &Gate, now: u64) {
         let word = gate.word();
         if let Some(id) = *lock(&self.member) {
@@ -600,20 +799,26 @@ impl<T: Ticket> Share<T> {
         }
         if let Some(owner) = &self.owner {
             if let Some(id) = *lock(&owner.member) {
+                // Pairs with the Release of `count_in` and `leave`. May miss a request that took
+                // its slots and has not been counted; the next step of a tenant of the owner
+                // corrects it.
                 let running = owner.running.load(Ordering::Acquire);
                 line.fair.set_running(id, now, running, true);
             }
         }
     }
 
+    /// Counts a request that has both slots for the owner.
     fn count_in(&self) {
         if let Some(owner) = &self.owner {
+            // Release pairs with the Acquire load in `sync` and `Owner::member`.
             owner.running.fetch_add(1, Ordering::AcqRel);
         }
     }
 }
 
 impl<L: Send + Sync + 'static> Owner<L> {
+    /// Creates an owner without requests. `lease` is dropped with it.
     pub(crate) fn new(lease: L) -> sync::Arc<Owner> {
         sync::Arc::new(Self {
             running: AtomicUsize::new(0),
@@ -632,11 +837,15 @@ impl<L: ?Sized> fmt::Debug for Owner<L> {
 }
 
 impl Owner {
+    /// Returns the owner's member in the scheduler, and adds it if it has none; see
+    /// [`Share::member`].
     fn member<T>(&self, line: &mut Line<T>, entered: usize) -> Id {
         let mut member = lock(&self.member);
         if let Some(id) = member.filter(|id| line.fair.contains(*id)) {
             return id;
         }
+        // Pairs with the Release of `count_in` and `leave`: releases made without the pool lock
+        // before the contention are all seen, through `begin_contention`.
         let running = self.running.load(Ordering::Acquire).saturating_sub(entered);
         let id = line.fair.add_owner(1, running, line.since);
         *member = Some(id);
@@ -644,7 +853,7 @@ impl Owner {
     }
 }
 
-/// Larger weights would leave no room for the arithmetic of shares.
+/// Bounds a weight, so that the arithmetic of shares does not overflow.
 fn clamp(weight: usize) -> u32 {
     weight.min(MAX_WEIGHT) as u32
 }

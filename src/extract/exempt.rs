@@ -1,10 +1,10 @@
-//! Requests that are not limited.
+//! Requests that are exempt from limits.
 
 use std::{borrow::Cow, fmt};
 
 use crate::extract::{ExtractTenant, NoTenant};
 
-/// An extractor that exempts some requests; made by
+/// An extractor that exempts some requests; created by
 /// [`TenantConcurrencyLayer::exempt`](crate::TenantConcurrencyLayer::exempt).
 #[derive(Clone)]
 pub struct Exempt<X, P> {

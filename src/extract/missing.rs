@@ -1,23 +1,23 @@
-//! What becomes of a request that names no tenant.
+//! The policy for requests without a tenant.
 
-/// What becomes of a request that names no tenant, or names it in a way that cannot be used.
+/// The policy for requests that name no tenant, or name an invalid one.
 ///
 /// # Examples
 ///
 /// ```
-/// use tower_tenant::{MissingTenant, TenantConcurrencyLayer};
+/// use tower_tenant::{extract::MissingTenant, TenantConcurrencyLayer};
 ///
 /// let layer = TenantConcurrencyLayer::new(4, |id: &Option<u64>| *id)
 ///     .missing(MissingTenant::Share(2));
 /// # let layer: TenantConcurrencyLayer<u64, _> = layer;
 /// ```
 ///
-/// A closure that goes with [`Bypass`](Self::Bypass): a key that is not text is rejected.
+/// A closure for use with [`Bypass`](Self::Bypass), which rejects a key that is not text:
 ///
 /// ```
 /// # #[cfg(feature = "http")] {
 /// use http::Request;
-/// use tower_tenant::{MissingTenant, NoTenant, TenantConcurrencyLayer};
+/// use tower_tenant::{extract::{MissingTenant, NoTenant}, TenantConcurrencyLayer};
 ///
 /// let layer = TenantConcurrencyLayer::new(4, |req: &Request<_>| {
 ///     let key = req.headers().get("x-api-key").ok_or(NoTenant::Missing)?;
@@ -31,18 +31,19 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MissingTenant {
-    /// It is rejected.
+    /// The request is rejected.
     #[default]
     Reject,
-    /// It is let through unlimited, and counted. One that names its tenant in a way that cannot be
-    /// used is rejected: a caller must not get round its limit by naming itself twice.
+    /// A request without a tenant is not limited, but counted. A request with an invalid tenant is
+    /// rejected, so that a caller cannot bypass its limit, for example by sending its name twice.
     ///
-    /// With a closure of your own that holds only if the closure tells the two apart: `None` always
-    /// says that there is no tenant, even where a name was there and was not text. Return
-    /// `Err(`[`NoTenant::Invalid`](crate::NoTenant::Invalid)`)` for such a name, as `header`, `host`
-    /// and the second example do.
+    /// A closure of your own has to distinguish the two cases, since `None` always means that the
+    /// request names no tenant. For an unusable name, return [`NoTenant::Invalid`] as the error, as
+    /// `header`, `host` and the second example do.
+    ///
+    /// [`NoTenant::Invalid`]: crate::extract::NoTenant::Invalid
     Bypass,
-    /// All such requests share this limit, under the overflow policy of the layer. Whatever a
-    /// tenant is called, it never shares that limit.
+    /// All such requests share this limit, under the overflow policy of the layer. No tenant
+    /// shares that limit, whatever its key.
     Share(usize),
 }

@@ -1,37 +1,42 @@
-//! Who the tenant of a request is.
+//! Extractors: how the tenant of a request is found.
 
 pub(crate) mod exempt;
 #[cfg(feature = "http")]
 pub(crate) mod http;
 pub(crate) mod missing;
 
+#[cfg(feature = "http")]
+pub use self::http::{FromExtension, FromHeader, FromHost, extension, header, host};
+pub use self::{exempt::Exempt, missing::MissingTenant};
+
 use std::{borrow::Cow, error, fmt, hash::Hash, marker::PhantomData};
 
 use crate::rejected::RejectReason;
 
-/// Takes the id of the tenant out of a request.
+/// Extracts the id of the tenant from a request.
 ///
-/// A closure `Fn(&Req) -> Option<Key>` is one, or `Fn(&Req) -> Result<Key, NoTenant>`; [`borrowed`]
-/// and [`try_borrowed`] make one of a closure that returns a reference into the request, and with
-/// the feature `http` there are `header`, `host` and `extension`. It is asked once for each request,
-/// under no lock.
+/// It is implemented for closures `Fn(&Req) -> Option<Key>` and
+/// `Fn(&Req) -> Result<Key, NoTenant>`. [`borrowed`] and [`try_borrowed`] wrap a closure that
+/// returns a reference into the request. The feature `http` adds `header`, `host` and `extension`.
+/// The extractor is called once per request, without a lock held.
 ///
-/// `None` says that the request names no tenant, which [`MissingTenant::Bypass`] lets through
-/// unlimited. For a name that is there and cannot be used, such as a header that is not text, return
-/// [`NoTenant::Invalid`]: else a caller gets round its limit by writing its name wrong.
+/// `None` means that the request names no tenant; with [`MissingTenant::Bypass`] such a request is
+/// not limited. If the request does name a tenant, but the name is unusable, such as a header that
+/// is not text, return [`NoTenant::Invalid`]. Otherwise a caller could bypass its limit by sending
+/// a malformed name.
 ///
-/// An id never holds on to the request: what is kept of a tenant is an owned `Key`, made when the
-/// tenant starts to be tracked. Let it own what it refers to: with a `&'static str` as key the
-/// compiler does not see that a future which holds the service is `Send`.
+/// An id may borrow from the request, but the limiter keeps only an owned `Key`, which it makes
+/// when it starts to track the tenant. The key should own its data: with `&'static str` as the key
+/// the compiler cannot prove that a future which holds the service is `Send`.
 ///
-/// [`MissingTenant::Bypass`]: crate::MissingTenant::Bypass
+/// [`MissingTenant::Bypass`]: crate::extract::MissingTenant::Bypass
 ///
 /// # Examples
 ///
-/// A closure that tells a tenant that is missing from one that cannot be used:
+/// A closure that distinguishes a missing tenant from an invalid one:
 ///
 /// ```
-/// use tower_tenant::{MissingTenant, NoTenant, TenantConcurrencyLayer};
+/// use tower_tenant::{extract::{MissingTenant, NoTenant}, TenantConcurrencyLayer};
 ///
 /// let layer = TenantConcurrencyLayer::new(4, |line: &String| {
 ///     let (_, number) = line.split_once('#').ok_or(NoTenant::Missing)?;
@@ -44,36 +49,36 @@ use crate::rejected::RejectReason;
 /// # drop(layer.layer(service).call(String::from("job #7")));
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` does not take a tenant out of a `{Req}`",
+    message = "`{Self}` does not extract a tenant from a `{Req}`",
     note = "a closure needs the type of its argument: `|req: &http::Request<_>| -> Option<Key> {{ .. }}`",
-    note = "a closure that tells a missing tenant from an invalid one returns `Result<Key, tower_tenant::NoTenant>`",
-    note = "a closure that returns a reference into the request goes into `tower_tenant::borrowed(..)`"
+    note = "a closure that distinguishes a missing from an invalid tenant returns `Result<Key, tower_tenant::extract::NoTenant>`",
+    note = "a closure that returns a reference into the request goes into `tower_tenant::extract::borrowed(..)`"
 )]
 pub trait ExtractTenant<Req> {
-    /// What is kept of a tenant.
+    /// The owned key that the limiter keeps for each tenant.
     type Key: Hash + Eq + Clone + Send + Sync + 'static;
 
-    /// What a tenant is looked up by: the key, or what it borrows as.
+    /// The type that a tenant is looked up by: the key itself, or a borrowed form of it.
     type Id: ?Sized + Hash + Eq + ToOwned<Owned = Self::Key>;
 
     /// Returns the id of the tenant of `req`.
     ///
     /// # Errors
     ///
-    /// [`NoTenant`] tells why there is none; what becomes of the request is for
-    /// [`MissingTenant`](crate::MissingTenant) to say.
+    /// Returns [`NoTenant`] if the request has no usable tenant.
+    /// [`MissingTenant`] decides how such a request is handled.
     fn extract<'r>(&self, req: &'r Req) -> Result<Cow<'r, Self::Id>, NoTenant>;
 }
 
-/// Why a request has no tenant to be counted against.
+/// The reason why a request is not counted against a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NoTenant {
-    /// The request names none.
+    /// The request names no tenant.
     Missing,
-    /// The request names one in a way that cannot be used.
+    /// The request names a tenant, but the name is unusable.
     Invalid,
-    /// The request is not to be limited, whatever tenant it names; see
+    /// The request is exempt from limits, whatever tenant it names; see
     /// [`exempt`](crate::TenantConcurrencyLayer::exempt).
     Exempt,
 }
@@ -90,23 +95,23 @@ impl fmt::Display for NoTenant {
 
 impl error::Error for NoTenant {}
 
-/// What a closure that takes the tenant out of a request returns: `Option<Key>`, where `None` is
+/// The return type of an extractor closure: `Option<Key>`, where `None` is
 /// [`NoTenant::Missing`], or `Result<Key, NoTenant>`.
 ///
-/// It is implemented for these two and for nothing else.
+/// The trait is sealed: it is implemented for these two types only.
 #[diagnostic::on_unimplemented(
-    message = "a closure that takes a tenant out of a request cannot return `{Self}`",
-    note = "it returns `Option<Key>` or `Result<Key, tower_tenant::NoTenant>`, and `Key` owns its data"
+    message = "a closure that extracts a tenant from a request cannot return `{Self}`",
+    note = "it returns `Option<Key>` or `Result<Key, tower_tenant::extract::NoTenant>`, and `Key` owns its data"
 )]
 pub trait IntoTenant: sealed::Sealed {
-    /// What is kept of a tenant.
+    /// The owned key of the tenant.
     type Key;
 
-    /// Converts the answer into a tenant, or why there is none.
+    /// Converts the value into the key of the tenant.
     ///
     /// # Errors
     ///
-    /// [`NoTenant`] tells why there is none.
+    /// Returns [`NoTenant`] if the closure found no usable tenant.
     fn into_tenant(self) -> Result<Self::Key, NoTenant>;
 }
 
@@ -145,15 +150,15 @@ where
     }
 }
 
-/// Makes an extractor of a closure that returns a reference into the request.
+/// Creates an extractor from a closure that returns a reference into the request.
 ///
-/// A known tenant then costs no allocation. `None` is [`NoTenant::Missing`]; [`try_borrowed`] takes a
-/// closure that can say more.
+/// A request of a tracked tenant then allocates nothing. `None` is [`NoTenant::Missing`];
+/// [`try_borrowed`] takes a closure that can also return [`NoTenant::Invalid`].
 ///
 /// # Examples
 ///
 /// ```
-/// use tower_tenant::{TenantConcurrencyLayer, borrowed};
+/// use tower_tenant::{extract::borrowed, TenantConcurrencyLayer};
 ///
 /// struct Job {
 ///     customer: String,
@@ -175,7 +180,7 @@ where
     }
 }
 
-/// An extractor that borrows the id from the request; made by [`borrowed`].
+/// An extractor that borrows the id from the request; created by [`borrowed`].
 pub struct Borrowed<F, Id: ?Sized> {
     extract: F,
     id: PhantomData<fn() -> Box<Id>>,
@@ -212,14 +217,15 @@ impl<F, Id: ?Sized> fmt::Debug for Borrowed<F, Id> {
     }
 }
 
-/// Makes an extractor of a closure that returns a reference into the request, or why there is none.
+/// Creates an extractor from a closure that returns a reference into the request, or [`NoTenant`].
 ///
-/// It is [`borrowed`] for closures that tell a tenant that is missing from one that cannot be used.
+/// Unlike [`borrowed`], it accepts a closure that distinguishes a missing tenant from an invalid
+/// one.
 ///
 /// # Examples
 ///
 /// ```
-/// use tower_tenant::{NoTenant, TenantConcurrencyLayer, try_borrowed};
+/// use tower_tenant::{extract::{try_borrowed, NoTenant}, TenantConcurrencyLayer};
 ///
 /// struct Job {
 ///     customer: Vec<u8>,
@@ -241,7 +247,7 @@ where
     }
 }
 
-/// An extractor that borrows the id from the request, or tells why there is none; made by
+/// An extractor that borrows the id from the request, or returns [`NoTenant`]; created by
 /// [`try_borrowed`].
 pub struct TryBorrowed<F, Id: ?Sized> {
     extract: F,

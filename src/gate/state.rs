@@ -1,11 +1,32 @@
-//! The state of a gate in one word: in flight, waiting, limit, and flags.
+//! The packed state of a gate: in flight, waiting, limit and flags in one 64-bit word.
 //!
-//! Everything a decision depends on changes in one atomic step, so no decision rests on two
-//! readings that do not belong together.
+//! ```text
+//!  63  62  61  60  59            40  39            20  19             0
+//! +---+---+---+---+-----------------+-----------------+-----------------+
+//! | D | S | P | C |      limit      |     waiting     |    in flight    |
+//! +---+---+---+---+-----------------+-----------------+-----------------+
+//!   |   |   |   |       20 bits           20 bits           20 bits
+//!   |   |   |   +-- CLOSED           new requests are rejected; never cleared
+//!   |   |   +------ DRAIN_PENDING    a drain waits until the gate is idle
+//!   |   +---------- NEEDS_SLOW_PATH  the fast path must fail; fixed when the gate is made
+//!   +-------------- DRY              dry run: the limit is reported, not enforced
+//! ```
+//!
+//! Everything a decision depends on is in this word, so every decision is one compare-exchange. An
+//! exchange that rests on an old count, limit or flag fails, and the thread decides again.
+//!
+//! No field runs into its neighbour. A slot is added only if `in flight` is below [`MAX`], and
+//! subtracted only by the holder of one; a waiter is added only if `waiting` is below the length of
+//! the queue, which is at most [`MAX`], and subtracted only by the thread that removes it.
+//!
+//! [`GateState`] is a plain value: it reads and computes words. [`Gate`](crate::gate::Gate) writes
+//! them.
 
 use std::fmt;
 
+// Bits of each of the three counts.
 const BITS: u32 = 20;
+// A count in the lowest position, where `in flight` is.
 const FIELD: u64 = (1 << BITS) - 1;
 const WAITING: u64 = FIELD << BITS;
 const LIMIT: u64 = FIELD << (2 * BITS);
@@ -14,18 +35,20 @@ const DRAIN_PENDING: u64 = 1 << (3 * BITS + 1);
 const NEEDS_SLOW_PATH: u64 = 1 << (3 * BITS + 2);
 const DRY: u64 = 1 << (3 * BITS + 3);
 
-/// One request in flight.
+/// One request in flight, as a summand of the word.
 pub(crate) const IN_FLIGHT: u64 = 1;
-/// One request waiting.
+/// One waiting request, as a summand of the word.
 pub(crate) const ONE_WAITING: u64 = 1 << BITS;
 
 /// The largest limit and the longest queue of one tenant: 1 048 575. Larger numbers are clamped.
 pub(crate) const MAX: usize = FIELD as usize;
 
-/// How many may be in flight, and whether that is only pretended.
+/// A limit of requests in flight, and whether it is a dry run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rule {
+    /// At most so many requests in flight; clamped to [`MAX`].
     pub(crate) limit: usize,
+    /// Report what the limit would do instead of enforcing it.
     pub(crate) dry: bool,
 }
 
@@ -35,147 +58,172 @@ impl From<usize> for Rule {
     }
 }
 
-/// A reading of a gate.
+/// One reading of the word of a gate. See the module for the bits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GateState(pub(crate) u64);
 
 impl GateState {
-    /// Of a tenant that is `needs_slow_path`, somebody else is asked or told of each request: those who
-    /// share a capacity, an observer, or counters.
+    /// Creates the state of an idle, open gate.
+    ///
+    /// `needs_slow_path` is set if a shared capacity, an observer or counters must see every
+    /// request of the tenant.
     pub(crate) fn new(limit: usize, needs_slow_path: bool) -> Self {
         Self(if needs_slow_path { NEEDS_SLOW_PATH } else { 0 }).with_limit(limit)
     }
 
+    /// Returns how many slots are taken, those granted to a waiter and not yet polled included.
     #[inline]
     pub(crate) fn in_flight(self) -> usize {
         (self.0 & FIELD) as usize
     }
 
+    /// Returns how many requests are in the queue.
     #[inline]
     pub(crate) fn waiting(self) -> usize {
         ((self.0 & WAITING) >> BITS) as usize
     }
 
+    /// Returns how many requests may be in flight.
     #[inline]
     pub(crate) fn limit(self) -> usize {
         ((self.0 & LIMIT) >> (2 * BITS)) as usize
     }
 
+    /// Returns whether all new requests are rejected.
     #[inline]
     pub(crate) fn is_closed(self) -> bool {
         self.0 & CLOSED != 0
     }
 
+    /// Returns whether a drain waits until the gate is idle.
     #[inline]
     pub(crate) fn has_drain_waiter(self) -> bool {
         self.0 & DRAIN_PENDING != 0
     }
 
+    /// Returns whether every request must take the slow path.
     #[inline]
     pub(crate) fn needs_slow_path(self) -> bool {
         self.0 & NEEDS_SLOW_PATH != 0
     }
 
-    /// The limit is only pretended: whoever comes enters.
+    /// Returns whether the limit is a dry run: requests above it are admitted, up to [`MAX`].
     pub(crate) fn is_dry(self) -> bool {
         self.0 & DRY != 0
     }
 
-    /// The limit is 0 and meant.
+    /// Returns whether the limit is 0 and enforced, which rejects waiters, too.
     #[inline]
     pub(crate) fn is_paused(self) -> bool {
         self.limit() == 0 && !self.is_dry()
     }
 
-    /// Nothing is in flight, nor about to be.
+    /// Returns whether nothing is in flight and nothing waits.
     #[inline]
     pub(crate) fn is_idle(self) -> bool {
         self.0 & (FIELD | WAITING) == 0
     }
 
-    /// A newcomer may enter: there is room, nobody waits for it, and nobody else attends.
+    /// Returns whether a new request may enter by the fast path: there is room, no request waits
+    /// for it, and `NEEDS_SLOW_PATH` is not set.
+    ///
+    /// The fast path ignores `DRY`: a request above the limit has to be reported.
     #[inline]
     pub(crate) fn can_enter_fast(self) -> bool {
         self.0 & (CLOSED | WAITING | NEEDS_SLOW_PATH) == 0 && self.is_below_limit()
     }
 
-    /// The same, whoever else attends.
+    /// Returns whether a new request may enter, ignoring `NEEDS_SLOW_PATH`.
     pub(crate) fn can_enter(self) -> bool {
         self.0 & (CLOSED | WAITING) == 0 && self.has_room()
     }
 
-    /// The first waiter may enter.
+    /// Returns whether a free slot is due to the oldest waiter.
+    ///
+    /// This holds between a release and the grant that follows it. `CLOSED` does not matter: a gate
+    /// that stops accepting still serves its queue.
     #[inline]
     pub(crate) fn has_grantable_waiter(self) -> bool {
         self.0 & WAITING != 0 && self.has_room()
     }
 
-    /// A newcomer may neither enter nor join a queue of `queue` places.
+    /// Returns whether a new request may neither enter nor join a queue of `queue` places.
     #[inline]
     pub(crate) fn rejects(self, queue: usize) -> bool {
         self.is_closed() || self.is_paused() || (!self.has_room() && self.waiting() >= queue)
     }
 
-    /// A release from here concerns nobody but the releaser.
+    /// Returns whether a release needs no follow-up: no waiter, drain, capacity, observer or
+    /// counter has to be notified of it.
     #[inline]
     pub(crate) fn needs_no_followup(self) -> bool {
         self.0 & (WAITING | DRAIN_PENDING | NEEDS_SLOW_PATH) == 0
     }
 
-    /// One more is in flight.
+    /// Adds a request in flight.
     #[inline]
     pub(crate) fn entered(self) -> Self {
         Self(self.0 + IN_FLIGHT)
     }
 
-    /// One more waits.
+    /// Adds a waiting request.
     pub(crate) fn joined(self) -> Self {
         Self(self.0 + ONE_WAITING)
     }
 
-    /// The first waiter has entered.
+    /// Turns a waiting request into one in flight.
     pub(crate) fn granted(self) -> Self {
         Self(self.0 + IN_FLIGHT - ONE_WAITING)
     }
 
+    /// Replaces the limit and whether it is a dry run.
     pub(crate) fn with_rule(self, rule: Rule) -> Self {
         self.with_dry(rule.dry).with_limit(rule.limit)
     }
 
+    /// Replaces whether the limit is a dry run.
     pub(crate) fn with_dry(self, dry: bool) -> Self {
         Self(self.0 & !DRY | if dry { DRY } else { 0 })
     }
 
+    /// Replaces the limit, clamped to [`MAX`].
     fn with_limit(self, limit: usize) -> Self {
         Self(self.0 & !LIMIT | (limit.min(MAX) as u64) << (2 * BITS))
     }
 
-    /// With a limit of 0 that is only pretended.
+    /// Sets a limit of 0 as a dry run: every request is admitted, and each is above the limit.
     pub(crate) fn without_limit(self) -> Self {
         self.with_dry(true).with_limit(0)
     }
 
+    /// Removes all waiting requests.
     pub(crate) fn without_waiting(self) -> Self {
         Self(self.0 & !WAITING)
     }
 
+    /// Sets `CLOSED`.
     pub(crate) fn closed(self) -> Self {
         Self(self.0 | CLOSED)
     }
 
+    /// Sets `DRAIN_PENDING`.
     pub(crate) fn with_drain_waiter(self) -> Self {
         Self(self.0 | DRAIN_PENDING)
     }
 
+    /// Clears `DRAIN_PENDING`.
     pub(crate) fn without_drain_waiter(self) -> Self {
         Self(self.0 & !DRAIN_PENDING)
     }
 
+    /// Returns whether fewer requests are in flight than the limit allows, dry run or not.
     #[inline]
     pub(crate) fn is_below_limit(self) -> bool {
         self.in_flight() < self.limit()
     }
 
+    /// Returns whether one more request may be in flight. In a dry run only the width of the field
+    /// bounds that.
     #[inline]
     pub(crate) fn has_room(self) -> bool {
         self.is_below_limit() || (self.is_dry() && self.in_flight() < MAX)

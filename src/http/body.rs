@@ -1,4 +1,4 @@
-//! The response body that keeps a permit.
+//! The response body that holds a permit.
 
 use std::{
     pin::Pin,
@@ -20,13 +20,13 @@ use crate::{
 };
 
 pin_project! {
-    /// A response body that keeps the permit of its request until it ends, fails or is dropped,
+    /// A response body that holds the permit of its request until it ends, fails or is dropped,
     /// whichever is first; or the body of a rejection.
     ///
-    /// It ends with the frame after which the inner body says that it has ended. Frames, size hint
-    /// and end of stream are those of the inner body. Dropped when all of the response was handed
-    /// out, it has [completed](crate::Outcome::Completed) all the same: servers drop a body that has
-    /// given as much as its `Content-Length` says.
+    /// Frames, size hint and end of stream are those of the inner body. The body ends with the
+    /// frame after which the inner body reports the end of the stream. If it is dropped after all
+    /// data was handed out, the outcome is [`Completed`](crate::observe::Outcome::Completed) too:
+    /// servers drop a body that has produced as many bytes as its `Content-Length`.
     ///
     /// Its errors are those of the inner body, or [`HoldExpired`].
     #[derive(Debug)]
@@ -34,9 +34,9 @@ pin_project! {
         #[pin]
         kind: Kind<B>,
         remaining: Remaining,
-        // Declared last so that the inner body is dropped before the slot it stands for is free.
+        // Declared after `kind` so that the inner body is dropped before its permit is released.
         slot: Option<Slot>,
-        // Only if the response is to end when the slot is taken back.
+        // `None` if the response does not end when the permit expires.
         deadline: Option<Deadline>,
     }
 }
@@ -51,7 +51,7 @@ pin_project! {
 }
 
 impl<B: Body> ResponseBody<B> {
-    /// Lets the body of the response to a request that asked so keep the slot.
+    /// Moves the permit into the body of the response. `asked` is what the request method implies.
     pub(crate) fn hold(
         response: Response<B>,
         asked: Asked,
@@ -112,7 +112,7 @@ where
 }
 
 impl<B> ResponseBody<B> {
-    /// Ends the response, whose slot was taken back.
+    /// Ends the response, whose permit has expired.
     fn cut(self: Pin<&mut Self>) -> HoldExpired {
         let mut this = self.project();
         this.kind.set(Kind::Text { text: None });
@@ -121,7 +121,7 @@ impl<B> ResponseBody<B> {
         HoldExpired
     }
 
-    /// The body of a response that keeps no slot.
+    /// Wraps a body that holds no permit.
     pub(crate) fn free(body: B) -> Self {
         Self {
             kind: Kind::Inner { body },
@@ -143,7 +143,7 @@ impl<B> ResponseBody<B> {
     }
 }
 
-// What layers further out that make up responses ask for, such as tower-http's `Cors`.
+// Outer layers that make their own responses require it, such as tower-http's `Cors`.
 impl<B: Default> Default for ResponseBody<B> {
     fn default() -> Self {
         Self::free(B::default())
@@ -192,7 +192,7 @@ where
     }
 }
 
-/// Nothing has to come any more: dropping the body does not cut the response short.
+/// Records that all data was handed out, so that dropping the body does not cancel the request.
 fn complete(slot: Option<&Slot>) {
     if let Some(slot) = slot {
         slot.mark(Outcome::Completed);

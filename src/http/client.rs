@@ -1,4 +1,4 @@
-//! Rejections as errors, and permits held by response bodies: for clients.
+//! The mode for HTTP clients: rejections are errors, and response bodies hold the permits.
 
 use http::Response;
 use http_body::Body;
@@ -15,21 +15,22 @@ use crate::{
 };
 
 impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
-    /// Leaves rejections errors, as clients want them, but holds the permit to the end of the body
-    /// of the HTTP response.
+    /// Holds the permit until the end of the HTTP response body, for services that are clients.
+    /// Rejections stay errors.
     ///
-    /// With the feature `reqwest` it works on the responses of a `reqwest::Client` too.
+    /// With the feature `reqwest` it also supports the responses of a `reqwest::Client`.
     ///
-    /// A call that is dropped gives its slot back at once, though the receiver may still be at work
-    /// on it.
+    /// Dropping a call releases its permit at once, although the server may still be processing
+    /// the request.
     pub fn hold_body(self) -> TenantConcurrencyLayer<K, X, BodyErrors> {
         self.map_mode(|Errors(())| BodyErrors(()))
     }
 }
 
-/// Rejections are errors; the permit is held to the end of the body of the HTTP response.
+/// The mode in which rejections are errors, and the permit is held until the end of the HTTP
+/// response body.
 ///
-/// Made by [`TenantConcurrencyLayer::hold_body`].
+/// Set by [`TenantConcurrencyLayer::hold_body`].
 #[derive(Clone, Copy, Debug)]
 pub struct BodyErrors(());
 

@@ -10,32 +10,33 @@ use crate::{
 };
 
 impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
-    /// Answers rejected gRPC requests with a gRPC status, and all others as before.
+    /// Responds to rejected gRPC requests with a gRPC status. Other requests are not affected.
     ///
-    /// | rejected for | code |
+    /// | reason | code |
     /// |---|---|
-    /// | the limit, the queue or the wait of the tenant | 8 RESOURCE_EXHAUSTED |
+    /// | the limit, queue or wait of the tenant | 8 RESOURCE_EXHAUSTED |
     /// | the shared capacity, a closed limiter, or a full table | 14 UNAVAILABLE |
     /// | a missing or invalid tenant | 3 INVALID_ARGUMENT |
     ///
-    /// The answer is trailers-only, with HTTP 200. Unless the code is 3, its metadata says how long
-    /// to stay away: as `grpc-retry-pushback-ms`, which the retries of gRPC itself go by
-    /// ([A6](https://github.com/grpc/proposal/blob/master/A6-client-retries.md)), and as the
-    /// `Retry-After` of every rejection.
+    /// The response is trailers-only, with HTTP status 200. Unless the code is 3, its metadata
+    /// contains the retry delay: `grpc-retry-pushback-ms`, which the retry policy of gRPC clients
+    /// respects ([A6](https://github.com/grpc/proposal/blob/master/A6-client-retries.md)), and
+    /// `Retry-After`, as in every rejection.
     ///
-    /// A request is one of gRPC if its content type is `application/grpc`, whatever comes after a
-    /// `+` or `;`. One of gRPC-Web is not: put the layer that translates it outside. Responses of
-    /// your own for the others are set before, by [`on_reject`](TenantConcurrencyLayer::on_reject).
+    /// A request is a gRPC request if its content type is `application/grpc`, with any suffix after
+    /// `+` or `;`. A gRPC-Web request is not: put the layer that translates it outside this one.
+    /// To customize the response to other requests, call
+    /// [`on_reject`](TenantConcurrencyLayer::on_reject) before `grpc`.
     ///
-    /// Around a client it turns rejections into statuses; with
-    /// [`hold_body`](TenantConcurrencyLayer::hold_body) the [`Rejected`] is the source of a status
-    /// with the code 2, as with any error of a layer.
+    /// Around a client, it converts rejections into statuses. With
+    /// [`hold_body`](TenantConcurrencyLayer::hold_body) instead, the [`Rejected`] is the source of
+    /// a status with code 2, like any error of a layer.
     ///
     /// # Examples
     ///
     /// ```
     /// use tonic::transport::Server;
-    /// use tower_tenant::{TenantConcurrencyLayer, header};
+    /// use tower_tenant::{header, TenantConcurrencyLayer};
     ///
     /// let layer = TenantConcurrencyLayer::<String, _>::new(4, header("x-tenant-id"))
     ///     .http()
@@ -52,8 +53,10 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     }
 }
 
-/// The response to a rejected request: a gRPC status to one of gRPC, and what `R` makes of the
-/// rejection to any other. Made by [`TenantConcurrencyLayer::grpc`].
+/// The response to a rejected request: a gRPC status for a gRPC request, otherwise the response of
+/// `R`.
+///
+/// Set by [`TenantConcurrencyLayer::grpc`].
 #[derive(Clone, Copy, Debug)]
 pub struct Grpc<R>(R);
 
@@ -79,7 +82,7 @@ fn is_grpc(headers: &HeaderMap) -> bool {
     })
 }
 
-/// The status that [`TenantConcurrencyLayer::grpc`] answers with.
+/// Converts the rejection into the status that [`TenantConcurrencyLayer::grpc`] responds with.
 impl From<Rejected> for Status {
     fn from(rejected: Rejected) -> Self {
         let mut status = Self::new(code(rejected), rejected.reason().to_string());
@@ -100,7 +103,7 @@ fn code(rejected: Rejected) -> Code {
     }
 }
 
-// So that a service that is wrapped alone can be added to a server of tonic.
+// Allows a single wrapped service to be added to a tonic server.
 impl<S: NamedService, K, X, F> NamedService for TenantConcurrency<S, K, X, F> {
     const NAME: &'static str = S::NAME;
 }

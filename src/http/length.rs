@@ -1,4 +1,4 @@
-//! How much of a response is still to come after its head, as far as the protocol tells.
+//! How many bytes of a response follow its head, as far as HTTP defines it.
 
 use bytes::Buf;
 use http::{HeaderMap, Method, Response, StatusCode, header};
@@ -6,17 +6,17 @@ use http_body::{Body, Frame};
 
 use crate::observe::Outcome;
 
-/// What the method of a request says of the body of its response.
+/// What the method of a request implies for the body of its response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Asked {
-    /// Not known: the response is one that a client got.
+    /// The method is unknown, because the response was received by a client.
     #[default]
     Unknown,
-    /// There is one, unless the status says otherwise.
+    /// There is a body, unless the status excludes one.
     Body,
-    /// There is none.
+    /// There is no body.
     Head,
-    /// There is none if the connection becomes a tunnel.
+    /// There is no body if the connection becomes a tunnel.
     Tunnel,
 }
 
@@ -29,7 +29,7 @@ impl Asked {
         }
     }
 
-    /// Whether a response with this status ends with its head.
+    /// Returns whether a response with this status ends with its head.
     fn ends_with_head(self, status: StatusCode) -> bool {
         match self {
             Self::Head => true,
@@ -43,14 +43,14 @@ impl Asked {
     }
 }
 
-/// How many bytes of a response body are still to come; `None` if that shows only at its end.
+/// The remaining bytes of a response body; `None` if the length is unknown until its end.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Remaining(Option<u64>);
 
 impl Remaining {
-    /// What comes after the head of a response.
+    /// Returns the length of the body of a response.
     pub(crate) fn after<B: Body>(asked: Asked, response: &Response<B>) -> Self {
-        // A client that has asked for the head alone gets an empty body.
+        // The response to a HEAD request of a client has an empty body, whatever its length header.
         let is_empty = asked == Asked::Unknown && response.body().is_end_stream();
         if is_empty || asked.ends_with_head(response.status()) {
             return Self(Some(0));
@@ -63,7 +63,7 @@ impl Remaining {
         self.0 == Some(0)
     }
 
-    /// How a response ends whose body ends now: it has failed if less has come than was declared.
+    /// Returns the outcome if the body ends now: `Failed` if it is shorter than declared.
     pub(crate) fn outcome(self) -> Outcome {
         match self.0 {
             Some(1..) => Outcome::Failed,
@@ -71,10 +71,10 @@ impl Remaining {
         }
     }
 
-    /// Takes a frame off that was handed out. `true` if it was the last one that has to come.
+    /// Subtracts a frame that was handed out. Returns `true` if no more data is expected.
     pub(crate) fn take<D: Buf>(&mut self, frame: &Frame<D>) -> bool {
         let Some(data) = frame.data_ref() else {
-            // Trailers are the end, if no length says that more has to come.
+            // Trailers end the body, unless a declared length says that more data follows.
             self.0.get_or_insert(0);
             return self.is_nothing();
         };

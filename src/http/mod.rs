@@ -3,10 +3,13 @@
 pub(crate) mod body;
 pub(crate) mod client;
 #[cfg(feature = "tonic")]
-pub(crate) mod grpc;
+pub mod grpc;
 pub(crate) mod length;
 pub(crate) mod rate_limit;
 pub(crate) mod slot;
+
+pub use self::{body::ResponseBody, client::BodyErrors, slot::SharedPermit};
+pub use crate::tenant::max_hold::HoldExpired;
 
 use std::fmt;
 
@@ -15,9 +18,8 @@ use http_body::Body;
 
 use crate::{
     http::{
-        body::ResponseBody,
         length::Asked,
-        slot::{SharedPermit, Slot, end},
+        slot::{Slot, end},
     },
     limiter::permit::Permit,
     observe::Outcome,
@@ -28,32 +30,32 @@ use crate::{
     },
 };
 
-/// How long an admitted HTTP request keeps its permit.
+/// How long an admitted HTTP request holds its permit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Hold {
-    /// To the end of the response body: its last frame, its error, or its drop.
+    /// Until the response body ends, fails or is dropped.
     #[default]
     Body,
-    /// To the response head. The body, however long it streams, counts for nothing.
+    /// Until the response head. The body is not limited, however long it streams.
     Head,
 }
 
 impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
-    /// Answers rejected requests with a response, and leaves the errors of the inner service alone.
+    /// Responds to rejected requests with an HTTP response. Errors of the inner service are
+    /// unchanged.
     ///
-    /// | rejected for | status |
+    /// | reason | status |
     /// |---|---|
-    /// | the limit, the queue or the wait of the tenant | 429 Too Many Requests |
+    /// | the limit, queue or wait of the tenant | 429 Too Many Requests |
     /// | the shared capacity, a closed limiter, or a full table | 503 Service Unavailable |
     /// | a missing or invalid tenant | 400 Bad Request |
     ///
     /// The response has a `Retry-After` header, unless it is a 400, and a body of the type
-    /// `application/problem+json` ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)). A
-    /// [`Rejected`] in its extensions marks it as made here, to be told from a 429 of the inner
-    /// service.
+    /// `application/problem+json` ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)). Its
+    /// extensions contain the [`Rejected`], which distinguishes it from a 429 of the inner service.
     ///
-    /// The permit is held to the end of the response body; [`hold`](Self::hold) changes that.
+    /// The permit is held until the end of the response body; [`hold`](Self::hold) changes that.
     pub fn http(self) -> TenantConcurrencyLayer<K, X, Http> {
         self.map_mode(|Errors(())| Http {
             hold: Hold::default(),
@@ -65,32 +67,32 @@ impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
 }
 
 impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
-    /// Sets how long an admitted request keeps its permit.
+    /// Sets how long an admitted request holds its permit.
     pub fn hold(self, hold: Hold) -> Self {
         self.map_mode(|mode| Http { hold, ..mode })
     }
 
-    /// Puts a [`SharedPermit`] into the extensions of each admitted request, for the work that a
-    /// handler leaves behind: while a clone of it lives, the slot is in use.
+    /// Inserts a [`SharedPermit`] into the extensions of each admitted request, for work that
+    /// outlives the response: the permit is held while a clone of it exists.
     ///
-    /// What keeps the slot is the response, as [`hold`](Self::hold) says, and whatever holds a
-    /// clone: the request itself until it is dropped, what the handler has moved one into, and
-    /// whoever clones the extensions. A connection that is upgraded is none of these: its slot
-    /// ends with the head of the response (101, or 200 to an extended CONNECT), unless the task
-    /// that serves it holds a clone.
+    /// The permit is held by the response, until the point set with [`hold`](Self::hold), and by
+    /// each clone: the one in the request until the request is dropped, those that the handler has
+    /// moved elsewhere, and those in cloned extensions. An upgraded connection does not hold it by
+    /// itself: the permit is released with the head of the response (101, or 200 to an extended
+    /// CONNECT), unless the task that serves the connection holds a clone.
     ///
     /// A request that is not limited, because it is [exempt](Self::exempt) or
-    /// [bypasses](crate::MissingTenant::Bypass) the limit, gets no handle.
+    /// [bypasses](crate::extract::MissingTenant::Bypass) the limit, gets no `SharedPermit`.
     ///
     /// # Examples
     ///
     /// ```
     /// use axum::{Extension, Router, routing::post};
-    /// use tower_tenant::{SharedPermit, TenantConcurrencyLayer, header};
+    /// use tower_tenant::{header, http::SharedPermit, TenantConcurrencyLayer};
     ///
     /// async fn import(Extension(permit): Extension<SharedPermit>) -> &'static str {
     ///     tokio::task::spawn_blocking(move || {
-    ///         // Takes minutes; meanwhile the tenant has one slot less.
+    ///         // Takes minutes; meanwhile the permit stays in use.
     ///         drop(permit);
     ///     });
     ///     "started"
@@ -108,24 +110,31 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
         })
     }
 
-    /// Tells callers their limit: adds `RateLimit-Policy` and `RateLimit` to responses, as
-    /// [draft-ietf-httpapi-ratelimit-headers](https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/)
-    /// has them, with the quota unit `concurrent-requests` and a policy called `name`.
+    /// Adds the headers `RateLimit-Policy` and `RateLimit` to responses, which inform the caller of
+    /// its limit.
     ///
-    /// An admitted request is told the limit of its tenant and how many more requests it may have
-    /// in flight when the response begins, which is at least one in a [dry
-    /// run](crate::TenantLimiter::set_dry_run); one that is rejected for the limit, queue or wait of its
-    /// tenant is told that there are none, and when to come back. Other rejections, and requests that
-    /// are not limited, are told nothing. What the inner service says of policies of its own stays.
+    /// They follow [draft-ietf-httpapi-ratelimit-headers], with the quota unit
+    /// `concurrent-requests` and a policy named `name`.
+    ///
+    /// - The response to an admitted request reports the limit of the tenant and how many more
+    ///   requests it may have in flight when the response begins; at least one in a [dry
+    ///   run](crate::TenantLimiter::set_dry_run).
+    /// - The response to a request rejected for the limit, queue or wait of its tenant reports that
+    ///   no request remains, and the delay before a retry.
+    /// - Other rejections, and responses to requests that are not limited, get no headers.
+    ///
+    /// Headers that the inner service sets for policies of its own are kept.
+    ///
+    /// [draft-ietf-httpapi-ratelimit-headers]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/
     ///
     /// # Panics
     ///
-    /// Panics if `name` is empty, or has quotes, backslashes or anything but printable ASCII.
+    /// Panics if `name` is empty, or contains a quote, a backslash or anything but printable ASCII.
     ///
     /// # Examples
     ///
     /// ```
-    /// use tower_tenant::{TenantConcurrencyLayer, header};
+    /// use tower_tenant::{header, TenantConcurrencyLayer};
     ///
     /// let layer = TenantConcurrencyLayer::<String, _>::new(4, header("x-tenant-id"))
     ///     .http()
@@ -143,19 +152,19 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
         })
     }
 
-    /// Answers rejected requests with what `on_reject` makes of the rejection: a closure
-    /// `Fn(&Rejected) -> http::Response<B>`, where `B` is the body of the inner service.
+    /// Responds to rejected requests with the response that `on_reject` returns: a closure
+    /// `Fn(&Rejected) -> http::Response<B>`, where `B` is the body type of the inner service.
     ///
-    /// It is asked for every rejection, those with 503 and 400 too: [`Rejected::status`] tells. The
-    /// response is marked by a [`Rejected`] in its extensions, and has a `Retry-After` unless it
-    /// brings its own, all the same.
+    /// It is called for every rejection, including those with status 503 and 400;
+    /// [`Rejected::status`] returns the status. The [`Rejected`] is inserted into the extensions of
+    /// the response, and a `Retry-After` header is added unless the response has one.
     ///
     /// # Examples
     ///
     /// ```
     /// use axum::body::Body;
     /// use http::Response;
-    /// use tower_tenant::{Rejected, TenantConcurrencyLayer, header};
+    /// use tower_tenant::{header, Rejected, TenantConcurrencyLayer};
     ///
     /// let layer = TenantConcurrencyLayer::<String, _>::new(4, header("x-tenant-id"))
     ///     .http()
@@ -178,7 +187,7 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     }
 }
 
-/// Rejections are HTTP responses; made by [`TenantConcurrencyLayer::http`].
+/// The mode in which rejections are HTTP responses; set by [`TenantConcurrencyLayer::http`].
 #[derive(Clone, Copy)]
 pub struct Http<R = ProblemJson> {
     pub(crate) hold: Hold,
@@ -189,9 +198,9 @@ pub struct Http<R = ProblemJson> {
 
 /// Makes the response to a rejected request.
 ///
-/// Closures `Fn(&Rejected) -> http::Response<B>` do.
+/// It is implemented for closures `Fn(&Rejected) -> http::Response<B>`.
 pub trait OnReject<B> {
-    /// Returns the response to a rejected request that had these headers.
+    /// Returns the response to a rejected request with the headers `headers`.
     fn respond(&self, rejected: &Rejected, headers: &HeaderMap) -> Response<ResponseBody<B>>;
 }
 
@@ -201,8 +210,7 @@ impl<B: Body, F: Fn(&Rejected) -> Response<B>> OnReject<B> for F {
     }
 }
 
-/// The response to a rejected request unless another is asked for: status, `Retry-After`, and a
-/// small problem document.
+/// The default response to a rejected request: status, `Retry-After`, and a small problem document.
 #[derive(Clone, Copy, Debug)]
 pub struct ProblemJson(pub(crate) ());
 
@@ -220,8 +228,10 @@ impl<B> OnReject<B> for ProblemJson {
 }
 
 impl Rejected {
-    /// Returns the status that goes with the rejection: 429 for the tenant's own limit, queue or
-    /// wait, 503 for what is not up to the tenant, 400 for a request without a usable tenant.
+    /// Returns the HTTP status of the rejection.
+    ///
+    /// It is 429 for the limit, queue or wait of the tenant, 503 for causes outside the tenant, and
+    /// 400 for a request without a usable tenant.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self.reason() {
@@ -239,7 +249,7 @@ impl Rejected {
     }
 }
 
-// Every member is a number or one of our own words, so nothing needs escaping.
+// Every member is a number or a constant of this crate, so nothing needs escaping.
 fn problem(status: StatusCode, rejected: &Rejected) -> String {
     format!(
         r#"{{"type":"about:blank","title":"{}","status":{},"detail":"{}","reason":"{}"}}"#,
@@ -250,14 +260,15 @@ fn problem(status: StatusCode, rejected: &Rejected) -> String {
     )
 }
 
-/// Puts a handle on the permit where the handler finds it.
+/// Inserts a `SharedPermit` into the extensions of the request, for its handler.
 fn share(extensions: &mut Extensions, permit: Permit) -> Slot {
     let (slot, handle) = SharedPermit::new(permit, extensions.remove());
     extensions.insert(handle);
     slot
 }
 
-/// Makes the response to a rejected request that had these headers, and marks it.
+/// Makes the response to a rejected request with the headers `headers`, and inserts `rejected` into
+/// its extensions.
 pub(crate) fn rejection<B>(
     on_reject: &impl OnReject<B>,
     headers: &HeaderMap,
@@ -272,8 +283,9 @@ pub(crate) fn rejection<B>(
     response
 }
 
-/// What an admitted request takes along.
+/// The state of an admitted HTTP request.
 #[derive(Debug, Default)]
+#[doc(hidden)]
 pub struct HttpGuard {
     hold: Hold,
     policy: Option<&'static str>,

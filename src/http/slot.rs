@@ -1,4 +1,4 @@
-//! A permit that the work a handler leaves behind can keep.
+//! A permit that work which outlives the response can hold.
 
 use std::{
     fmt,
@@ -19,20 +19,20 @@ use crate::{
 /// A handle on the permit of a request, for work that outlives the response.
 ///
 /// With [`share_permit`](crate::TenantConcurrencyLayer::share_permit), each admitted request has
-/// one in its extensions. A handler takes it from there and moves it into what goes on after the
-/// response: a spawned task, `spawn_blocking`, an upgraded connection. The slot is free when the
-/// request has ended, as [`Hold`](crate::Hold) says, and the last clone is dropped.
+/// one in its extensions. The handler moves a clone into the work: a spawned task,
+/// `spawn_blocking`, or an upgraded connection. The permit is released when the request has ended,
+/// as set with [`Hold`](crate::http::Hold), and the last clone is dropped.
 ///
-/// Below several layers that share, the handle keeps the slots of all of them.
-#[must_use = "the slot is kept only while the handle lives"]
+/// If several layers share their permits, the handle holds the permits of all of them.
+#[must_use = "the permit is held only while the handle exists"]
 pub struct SharedPermit {
     lease: Arc<Lease>,
     outer: Option<Arc<SharedPermit>>,
 }
 
 impl SharedPermit {
-    /// Shares a permit between a request and its handle, which takes the place of one of a layer
-    /// further out, and keeps that too.
+    /// Shares a permit between a request and its handle. The handle replaces that of an outer
+    /// layer, `outer`, and holds it.
     pub(crate) fn new(permit: Permit, outer: Option<SharedPermit>) -> (Slot, Self) {
         permit.keep();
         let lease = Arc::new(Lease {
@@ -46,18 +46,18 @@ impl SharedPermit {
         (Slot::Shared(lease), handle)
     }
 
-    /// Gives the slot back at once, although the response and other clones go on: before a handler
-    /// waits for other requests of its own tenant, which may need the slot.
+    /// Releases the permit at once, even if the response and other clones still exist.
     ///
-    /// What is left of the request counts for nothing. Below several layers that share, the slots of
-    /// all of them are given back. For an observer the request has
-    /// [completed](crate::Outcome::Completed).
+    /// Call it before the handler waits for other requests of its own tenant, which may need the
+    /// permit. The rest of the request is not limited. If several layers share their permits, all
+    /// of them are released. Observers see the outcome
+    /// [`Completed`](crate::observe::Outcome::Completed).
     ///
     /// # Examples
     ///
     /// ```
     /// use axum::Extension;
-    /// use tower_tenant::SharedPermit;
+    /// use tower_tenant::http::SharedPermit;
     ///
     /// async fn report(Extension(permit): Extension<SharedPermit>) -> String {
     ///     permit.release();
@@ -93,7 +93,7 @@ impl Drop for SharedPermit {
     fn drop(&mut self) {
         if self.lease.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
             let overdue = self.lease.with(Permit::let_go);
-            // Under no lock, since it tells and wakes.
+            // Without the lock, since it notifies the observer and wakes tasks.
             if let Some(visit) = overdue.flatten() {
                 Permit::take_back(&visit);
             }
@@ -107,16 +107,16 @@ impl fmt::Debug for SharedPermit {
     }
 }
 
-/// A permit that is shared, until it is given back.
+/// A shared permit; `None` once it is released.
 #[derive(Debug)]
 pub(crate) struct Lease {
     permit: Mutex<Option<Permit>>,
-    // How many handles there are, beside the request itself.
+    // The number of handles, not counting the request itself.
     handles: AtomicUsize,
 }
 
 impl Lease {
-    /// A permit whose slot was taken back stays: by it the response knows that it is to end.
+    /// Takes the permit, unless it has expired: an expired one stays, so that the response ends.
     fn take_unexpired(&self) -> Option<Permit> {
         lock(&self.permit).take_if(|permit| !permit.is_expired())
     }
@@ -126,27 +126,27 @@ impl Lease {
     }
 }
 
-/// What keeps the slot of a request until its response has ended.
+/// Holds the permit of a request until its response has ended.
 #[derive(Debug)]
-#[must_use = "dropping it gives the slot back, unless it is shared"]
+#[must_use = "dropping it releases the permit, unless it is shared"]
 pub(crate) enum Slot {
     Sole(Permit),
     Shared(Arc<Lease>),
 }
 
 impl Slot {
-    /// Says how the request has ended, which is told when the slot is given back.
+    /// Records how the request ended, which is reported when the permit is released.
     pub(crate) fn mark(&self, outcome: Outcome) {
         self.with(|permit| permit.mark(outcome));
     }
 
-    /// The limit of the tenant, and how many of its requests are in flight; `None` if the slot was
-    /// given back.
+    /// Returns the limit of the tenant and how many more requests it may have in flight; `None` if
+    /// the permit was released.
     pub(crate) fn figures(&self) -> Option<(usize, usize)> {
         self.with(Permit::figures)
     }
 
-    /// When the response is to end with an error, if ever.
+    /// Returns the deadline at which the response ends with an error, if it has one.
     pub(crate) fn deadline(&self) -> Option<Deadline> {
         self.with(Permit::cut)?.map(Deadline)
     }
@@ -159,12 +159,12 @@ impl Slot {
     }
 }
 
-/// When the slot of a response is taken back, and the response is to end.
+/// The expiry of the permit of a response, at which the response ends.
 #[derive(Debug)]
 pub(crate) struct Deadline(TenantHandle);
 
 impl Deadline {
-    /// Resolves when the slot was taken back.
+    /// Resolves when the permit has expired.
     pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<()> {
         Permit::bound_of(&self.0).map_or(Poll::Pending, |bound| bound.poll_expired(cx))
     }
@@ -174,7 +174,7 @@ impl Deadline {
     }
 }
 
-/// Lets go of the slot of a request that has ended.
+/// Releases the permit of a request that has ended.
 pub(crate) fn end(slot: Option<Slot>, outcome: Outcome) {
     if let Some(slot) = slot {
         slot.mark(outcome);

@@ -19,7 +19,7 @@ use crate::{
     limits::CachedLimit,
 };
 
-/// More than any change is long.
+/// The maximum length of a request body, more than any change needs.
 const MAX_LEN: usize = 16 * 1024;
 
 #[derive(Clone, Copy)]
@@ -29,7 +29,7 @@ pub(super) enum Action {
     Resume,
 }
 
-/// What is to be done to whom.
+/// A change: an action and the tenant it applies to.
 pub(super) struct Change {
     action: Action,
     order: Order,
@@ -45,25 +45,24 @@ struct Order {
 
 impl Order {
     fn parse(text: &[u8]) -> Result<Self, Fault> {
-        let no_change =
-            |error: &dyn Display| Fault::bad(format!("The request is not a change: {error}."));
+        let no_change = |error: &dyn Display| Fault::bad(format!("Invalid change: {error}"));
         let order = serde_json::from_slice(text).map_err(|error| no_change(&error))?;
         // serde takes an array for a struct, too.
         let shape: Value = serde_json::from_slice(text).map_err(|error| no_change(&error))?;
         match shape.is_object() && shape["tenant"].is_object() {
             true => Ok(order),
-            false => Err(no_change(&"expected objects, found an array")),
+            false => Err(no_change(&"expected an object, found an array")),
         }
     }
 }
 
-/// Tells what is null from what is not there.
+/// Distinguishes `null`, which is `Some(None)`, from a missing field, which is `None`.
 fn given<'de, D: serde::Deserializer<'de>>(limit: D) -> Result<Option<Option<usize>>, D::Error> {
     Deserialize::deserialize(limit).map(Some)
 }
 
 impl Change {
-    /// Reads a change from a request that no page of another site can have made.
+    /// Reads a change from a request, after a check that no page of another site can have sent it.
     pub(super) async fn read<B>(action: Action, req: Request<B>) -> Result<Self, Fault>
     where
         B: Body,
@@ -75,7 +74,7 @@ impl Change {
         let unread = |_| {
             Fault::new(
                 StatusCode::BAD_REQUEST,
-                "The request has no end, or is too long.",
+                "Invalid body: expected a complete one of at most 16 KiB",
             )
         };
         let body = body.collect().await.map_err(unread)?.to_bytes();
@@ -90,28 +89,28 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Inspect<K> {
         let tenant = match &*found {
             [tenant] => tenant,
             [] => {
-                let sentence =
-                    "No tenant that is tracked, or has a setting of its own, is called so.";
+                let sentence = "No tenant with that name is tracked or has an override";
                 return Err(Fault::new(StatusCode::NOT_FOUND, sentence));
             }
             _ => {
-                let sentence = "Several tenants are called so.";
+                let sentence = "More than one tenant has that name: expected a unique name";
                 return Err(Fault::new(StatusCode::CONFLICT, sentence));
             }
         };
         match (change.action, change.order.limit) {
-            (Action::Limit, None) => return Err(Fault::bad("To what limit?")),
+            (Action::Limit, None) => return Err(Fault::bad("Missing field `limit`")),
             (Action::Limit, Some(Some(0))) => {
-                return Err(Fault::bad("A limit of 0 is a pause, which can be ended."));
+                let sentence = "Invalid limit 0: expected at least 1, or use `/pause`";
+                return Err(Fault::bad(sentence));
             }
             (Action::Limit, Some(Some(limit))) => self.limiter.set_limit(tenant, limit),
             (Action::Limit, Some(None)) => self.limiter.clear_limit(tenant),
-            (_, Some(_)) => return Err(Fault::bad("That takes no limit.")),
+            (_, Some(_)) => return Err(Fault::bad("Unexpected field `limit`")),
             (Action::Pause, None) => self.limiter.pause(tenant),
             (Action::Resume, None) => {
                 self.limiter.resume(tenant);
                 if self.limit_of(tenant) == 0 {
-                    let sentence = "Its limit is 0 without a pause, too: set another.";
+                    let sentence = "Resumed, but the limit of the tenant is 0: set another";
                     return Err(Fault::new(StatusCode::CONFLICT, sentence));
                 }
             }
@@ -120,7 +119,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Inspect<K> {
         Ok(if is_dry { pretended() } else { done() })
     }
 
-    /// The limit of a tenant, even if it is not tracked.
+    /// Returns the limit of a tenant, even if it is not tracked.
     fn limit_of(&self, tenant: &K) -> usize {
         let in_force = self.limiter.stats(tenant).map(|stats| stats.limit);
         let set = || self.limiter.shared.limits.read(tenant);

@@ -1,4 +1,4 @@
-//! What a browser must not be made to do by the page of another site.
+//! Protection against requests that a page of another site makes a browser send (CSRF).
 
 use http::{
     HeaderMap, HeaderName, Method, Request, StatusCode, Uri,
@@ -7,11 +7,11 @@ use http::{
 
 use crate::inspect::response::Fault;
 
-/// Rejects what a page of another site has asked for, before anything is made of it.
+/// Rejects requests from a page of another site, before any work is done for them.
 ///
-/// It can have a browser send a `GET` without asking anybody, as an image or a script, but the
-/// browser tells where that comes from, more or less: `Sec-Fetch-Site` to a loopback address and
-/// over TLS, else `Origin` or `Referer`. What says nothing is a tool.
+/// Such a page can make a browser send a `GET` without permission, as an image or a script. The
+/// browser then names the origin in a header: `Sec-Fetch-Site` to a loopback address and over TLS,
+/// otherwise `Origin` or `Referer`. A request with none of them is taken for one from a tool.
 pub(super) fn reject_other_sites<B>(req: &Request<B>) -> Result<(), Fault> {
     let headers = req.headers();
     let mut site = headers.get_all("sec-fetch-site").iter();
@@ -25,7 +25,8 @@ pub(super) fn reject_other_sites<B>(req: &Request<B>) -> Result<(), Fault> {
     Err(other_site())
 }
 
-/// A link to the page may be anywhere; the page by itself tells nothing, and nothing may frame it.
+/// Returns whether the request is for the page. Other sites may link to it, since it contains no
+/// data by itself and cannot be framed.
 fn is_page<B>(req: &Request<B>) -> bool {
     matches!(req.uri().path(), "" | "/") && matches!(*req.method(), Method::GET | Method::HEAD)
 }
@@ -35,13 +36,13 @@ fn is_navigation(headers: &HeaderMap) -> bool {
     says("sec-fetch-mode", "navigate") && says("sec-fetch-dest", "document")
 }
 
-/// Rejects a change that a page of another site may have made.
+/// Rejects a change that a page of another site may have sent.
 ///
-/// A form there can send neither the header nor the type of content; a script there could only if
-/// this server allowed it, and says where it comes from.
+/// A form cannot send the header or the content type. A script can send them to another site only
+/// if that site allows it by CORS, which this server does not, and the browser adds its origin.
 pub(super) fn check_change(headers: &HeaderMap) -> Result<(), Fault> {
     if value(headers, HeaderName::from_static("x-tower-tenant")) != Some("1") {
-        let sentence = "The request needs the header `x-tower-tenant: 1`.";
+        let sentence = "Missing header: expected `x-tower-tenant: 1`";
         return Err(Fault::new(StatusCode::FORBIDDEN, sentence));
     }
     let site = headers.get("sec-fetch-site");
@@ -50,18 +51,18 @@ pub(super) fn check_change(headers: &HeaderMap) -> Result<(), Fault> {
     }
     let kind = value(headers, header::CONTENT_TYPE).and_then(|kind| kind.split(';').next());
     if !kind.is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json")) {
-        let sentence = "The content type has to be `application/json`.";
+        let sentence = "Unsupported content type: expected `application/json`";
         return Err(Fault::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, sentence));
     }
     Ok(())
 }
 
 fn other_site() -> Fault {
-    let sentence = "The request comes from another site: expected one of this page, or of a tool.";
+    let sentence = "The request comes from another site: expected one from this page or a tool";
     Fault::new(StatusCode::FORBIDDEN, sentence)
 }
 
-/// Whether where the request comes from, if it says so, is the host that was asked.
+/// Returns whether the origin in the header `from` is the requested host, or the header is missing.
 fn is_home(from: HeaderName, headers: &HeaderMap, uri: &Uri) -> bool {
     if !headers.contains_key(&from) {
         return true;
@@ -76,7 +77,7 @@ fn is_home(from: HeaderName, headers: &HeaderMap, uri: &Uri) -> bool {
     host.is_some_and(same)
 }
 
-/// The value of a header that is there once.
+/// Returns the value of a header, or `None` if it is missing, repeated or not text.
 fn value(headers: &HeaderMap, name: impl AsHeaderName) -> Option<&str> {
     let mut values = headers.get_all(name).iter();
     let value = values.next()?.to_str().ok()?;

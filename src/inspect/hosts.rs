@@ -1,4 +1,4 @@
-//! The hosts that a view answers to.
+//! The hosts for which the view accepts requests.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -6,13 +6,13 @@ use http::{HeaderMap, StatusCode, Uri, header};
 
 use crate::{extract::http::host::without_port, inspect::response::Fault};
 
-/// More of a host than this is not repeated.
+/// The maximum number of bytes of a host that an error message repeats.
 const REPEATED: usize = 256;
 
-/// The hosts that a view answers to beside those of the machine itself.
+/// The hosts for which the view accepts requests, in addition to loopback hosts.
 ///
-/// A page of another site can have its own name lead here, and is then of the same origin as the
-/// view, as far as a browser can tell. Only the name gives it away.
+/// This prevents DNS rebinding: another site can point its own name at this server. For a browser,
+/// a page of that site then has the same origin as the view. Only the host name reveals it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Hosts(Vec<Host>);
 
@@ -20,7 +20,7 @@ pub(super) struct Hosts(Vec<Host>);
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Host {
     Address(IpAddr),
-    /// In lower case, without the last dot.
+    /// In lower case, without a trailing dot.
     Name(String),
 }
 
@@ -34,14 +34,14 @@ impl Hosts {
         let mut named = headers.get_all(header::HOST).iter();
         let (first, second) = (named.next(), named.next());
         if second.is_some() {
-            return Err(Fault::bad("Expected one header `Host`, found several."));
+            return Err(Fault::bad("Expected one header `Host`, found several"));
         }
         let first = first.map(|host| host.as_bytes());
         let authority = uri.authority().map(|host| host.as_str().as_bytes());
         if first.or(authority).is_none() {
-            return Err(Fault::bad("Expected a header `Host`, found none."));
+            return Err(Fault::bad("Expected a header `Host`, found none"));
         }
-        // Where there are two, both have to be allowed: a server may go by either.
+        // If both exist, both have to be allowed: a server may route by either.
         let mut asked = first.into_iter().chain(authority);
         match asked.find(|host| !self.allow(host)) {
             Some(host) => Err(stranger(host)),
@@ -57,21 +57,21 @@ impl Hosts {
 fn stranger(host: &[u8]) -> Fault {
     let cut = &host[..host.len().min(REPEATED)];
     let sentence = format!(
-        "This view does not answer to the host \"{}\": expected `localhost`, a loopback address, or \
-         a host that was allowed with `Inspect::allow_host`.",
+        "The host \"{}\" is not allowed: expected `localhost`, a loopback address, or a host added \
+         with `Inspect::allow_host`",
         cut.escape_ascii()
     );
     Fault::new(StatusCode::FORBIDDEN, sentence)
 }
 
 impl Host {
-    /// The host that a header or a URI names, whatever the port.
+    /// Returns the host of an authority, without its port.
     fn of(authority: &[u8]) -> Option<Self> {
         let authority = std::str::from_utf8(authority).ok()?;
         Self::parse(without_port(authority)?)
     }
 
-    /// `None` if `host` is neither a name nor an address.
+    /// Parses a host; `None` if it is neither a name nor an address.
     pub(super) fn parse(host: &str) -> Option<Self> {
         let bracketed = host
             .strip_prefix('[')
@@ -94,8 +94,9 @@ impl Host {
     }
 }
 
-/// Whether it is labels with dots between them, each of as many bytes as DNS allows. Underscores
-/// are in the names of many containers.
+/// Returns whether `name` consists of labels separated by dots, within the length limits of DNS.
+///
+/// Underscores are allowed, since names of containers often have them.
 fn is_name(name: &str) -> bool {
     let is_label = |label: &str| {
         let inside = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');

@@ -1,4 +1,4 @@
-//! A live view of a limiter, for the person on call.
+//! A service that shows the state of a limiter as a page and as JSON.
 
 mod change;
 mod guard;
@@ -35,53 +35,60 @@ use crate::{
     limiter::TenantLimiter,
 };
 
-/// A service that shows a limiter: as a page that refreshes itself, and as JSON.
+/// A service that shows the state of a limiter, as a page that refreshes itself and as JSON.
 ///
-/// | request | answer |
+/// | request | response |
 /// |---|---|
-/// | `GET /` | the page, in one file |
-/// | `GET /snapshot.json` | a [`Snapshot`](crate::Snapshot), with the `name` and `id` of each tenant |
-/// | `POST /limit`, `/pause`, `/resume` | changes one tenant, if it is [writable](Self::writable) |
+/// | `GET /` | the page, a single HTML file |
+/// | `GET /snapshot.json` | a [`Snapshot`](crate::limiter::snapshot::Snapshot), each tenant with `name` and `id` |
+/// | `POST /limit`, `/pause`, `/resume` | changes one tenant of a [writable](Self::writable) view |
 ///
-/// `snapshot.json` tells of the 100 tenants with most in flight. `?sort=` names another figure of
-/// [`TenantSnapshot`](crate::TenantSnapshot), or `tenant` for the order of names; `&top=` asks for
-/// up to 1 000, and `&search=` for those whose name contains a text. Names are cut after 256
-/// characters; the id tells those that begin alike apart. The page shows characters of a name that
-/// are not seen, or turn text around, by their codes; the JSON has them as they are.
+/// `snapshot.json` contains the 100 tenants with the most requests in flight.
 ///
-/// It expects paths below where it is mounted, as axum's `nest_service` makes them, and works with
-/// any server of HTTP. A client that reaches it sees who your tenants are: it belongs behind a port
-/// or an authentication of your own.
+/// - `sort` orders the tenants by name, with the value `tenant`, or by another field of
+///   [`TenantSnapshot`](crate::limiter::snapshot::TenantSnapshot).
+/// - `top` is the maximum number of tenants in the response, up to 1 000.
+/// - `search` selects the tenants whose name contains a text, ignoring case.
+///
+/// Names are truncated to 256 characters; the id distinguishes names with the same beginning. The
+/// page shows invisible characters, and those that change the direction of text, as code points.
+/// The JSON contains them unchanged.
+///
+/// The service works with any HTTP server. It expects paths relative to its mount point, as axum's
+/// `nest_service` passes them. Every client that reaches it can read the names of your tenants, so
+/// bind it to a private port or put authentication in front of it.
 ///
 /// # Hosts and other sites
 ///
-/// It answers to loopback hosts, and to those that [`allow_host`](Self::allow_host) names. Every
-/// other is rejected with 403, whatever the path: a page of another site can have its own name lead
-/// to your address, and would then be free to read and change what you can. A request that names no
-/// host, or has two headers `Host`, is rejected with 400. A proxy in front has to leave `Host` alone.
+/// The service accepts requests for loopback hosts, and for hosts added with
+/// [`allow_host`](Self::allow_host). Requests for any other host are rejected with 403, whatever
+/// the path. This prevents DNS rebinding, in which another site points its own name at your address
+/// and its page could then read and change what you can. A request without a host, or with two
+/// `Host` headers, is rejected with 400. A proxy in front has to preserve `Host`.
 ///
-/// What the page of another site asks for is rejected with 403 before any work is done, as far as
-/// the browser tells: by `Sec-Fetch-Site`, `Origin` or `Referer`. Links to the page work.
+/// Requests from a page of another site are rejected with 403 before any work is done, as far as
+/// `Sec-Fetch-Site`, `Origin` or `Referer` identify them. Links to the page work.
 ///
-/// # What it costs
+/// # Cost
 ///
-/// One snapshot is made at a time, and shared for 250 milliseconds by all who ask meanwhile; then
-/// its memory is given back. A change ends that, so that its effect is seen. Requests wait for their
-/// turn, and the work for all of them has one thread for blocking work, where there is a runtime;
-/// without one, or without its timer, each request makes a snapshot of its own, one at a time.
+/// One snapshot is made at a time, shared by all requests for 250 milliseconds, and then dropped.
+/// A change drops it earlier, so that the next snapshot shows the change. Requests wait for their
+/// turn, and their work runs on one blocking thread at a time. Without a runtime the work runs on
+/// the calling thread. Without a runtime or its timer the snapshot is not shared: each request
+/// makes its own, one at a time.
 ///
-/// # What a dry run is
+/// # Dry run
 ///
-/// The figure `dry_run` is true for the limiter if all limits are
-/// [pretended](TenantLimiter::set_dry_run), and for a tenant if its own is. The page says so, too. A
-/// change that is made in a dry run is kept for the time after, and answered with 200 and a text
-/// that says so.
+/// The field `dry_run` of the limiter is true if all tenants without a dry-run override are in
+/// [dry run](TenantLimiter::set_dry_run). That of a tenant is true if its limit is not enforced.
+/// The page shows both. A change made in a dry run takes effect when the dry run ends; the response
+/// is a 200 with a text that says so.
 ///
 /// # Examples
 ///
 /// ```
 /// use axum::Router;
-/// use tower_tenant::{Inspect, TenantLimiter};
+/// use tower_tenant::{inspect::Inspect, TenantLimiter};
 ///
 /// let limiter = TenantLimiter::<String>::new(4).count_requests();
 /// let view = Inspect::new(limiter, |tenant: &String| tenant.clone());
@@ -98,10 +105,10 @@ pub struct Inspect<K> {
 type Name<K> = dyn Fn(&K) -> String + Send + Sync;
 
 impl<K> Inspect<K> {
-    /// Makes a view of `limiter` that changes nothing, and calls each tenant what `name` says.
+    /// Creates a read-only view of `limiter`. `name` returns the name of a tenant.
     ///
-    /// `name` runs under no lock, and should take little time: the requests that come meanwhile wait
-    /// for it. Should it panic, the answer is a 500.
+    /// `name` runs without a lock of the limiter held. It should return quickly, since other
+    /// requests to the view wait for it. If it panics, the response is a 500.
     pub fn new(
         limiter: TenantLimiter<K>,
         name: impl Fn(&K) -> String + Send + Sync + 'static,
@@ -115,24 +122,25 @@ impl<K> Inspect<K> {
         }
     }
 
-    /// Lets clients that reach the view set limits, and pause and resume tenants that are tracked or
-    /// have a setting of their own.
+    /// Allows clients to set limits, and to pause and resume tenants that are tracked or have an
+    /// override.
     ///
-    /// A change is a `POST` of `{"tenant": {"name": "acme"}}`, with an `"id"` beside the name if
-    /// that is not enough, and for `/limit` with a `"limit"`, where `null` clears it; a limit that is
-    /// set during a pause is in force after it. It needs the
-    /// header `x-tower-tenant: 1` and the content type `application/json`, and is rejected if the
-    /// browser says that it comes from another site.
+    /// A change is a `POST` of `{"tenant": {"name": "acme"}}`. If the name is truncated, add the
+    /// `"id"` of the tenant beside it. `/limit` also requires a `"limit"`; `null` clears it. A
+    /// limit set during a pause takes effect when the pause ends.
     ///
-    /// | answer | to what |
+    /// The request needs the header `x-tower-tenant: 1` and the content type `application/json`. It
+    /// is rejected if its headers identify it as one from another site.
+    ///
+    /// | status | meaning |
     /// |---|---|
-    /// | 204 | it is in force, now or already: a tenant that is not paused can be resumed again |
-    /// | 200 | it is in force after the dry run, as the text says |
-    /// | 400, 415 | what is sent is not a change |
-    /// | 403 | the view is not writable, or the request comes from another site or for another host |
-    /// | 404 | no tenant that is tracked, or has a setting of its own, is called so |
-    /// | 409 | several tenants are called so; or a tenant was resumed and has a limit of 0 besides, so it is still rejected |
-    /// | 500 | a key or the function of [`new`](Self::new) panicked |
+    /// | 204 | the change is in force; also if it was before, such as resuming a running tenant |
+    /// | 200 | the change takes effect when the dry run ends, as the text says |
+    /// | 400, 415 | the request is not a valid change |
+    /// | 403 | the view is read-only, or the request is from another site or for another host |
+    /// | 404 | no tenant with that name is tracked or has an override |
+    /// | 409 | several tenants have that name; or the tenant was resumed, but its limit is 0 |
+    /// | 500 | a key or the function passed to [`new`](Self::new) panicked |
     #[must_use]
     pub fn writable(self) -> Self {
         Self {
@@ -141,21 +149,21 @@ impl<K> Inspect<K> {
         }
     }
 
-    /// Lets the view answer to one more host: a name, or an address, without a port.
+    /// Allows requests for one more host: a name or an address, without a port.
     ///
-    /// Case, the port and a dot at the end are not looked at; a name does not stand for those below
-    /// it. Loopback hosts are always allowed: `localhost`, names that end in `.localhost`,
-    /// `127.0.0.0/8` and `[::1]`.
+    /// The case, the port and a trailing dot of the request's host are ignored. A name does not
+    /// include its subdomains. Loopback hosts are always allowed: `localhost`, names that end in
+    /// `.localhost`, `127.0.0.0/8` and `[::1]`.
     ///
     /// # Panics
     ///
-    /// Panics if `host` is neither a name nor an address: with a port, a scheme or a path, with `*`,
-    /// or with letters beyond ASCII, which have to be in Punycode.
+    /// Panics if `host` is neither a name nor an address: if it has a port, a scheme or a path, or
+    /// contains `*` or letters beyond ASCII. Write internationalized names in Punycode.
     ///
     /// # Examples
     ///
     /// ```
-    /// use tower_tenant::{Inspect, TenantLimiter};
+    /// use tower_tenant::{inspect::Inspect, TenantLimiter};
     ///
     /// let limiter = TenantLimiter::<String>::new(4);
     /// let view = Inspect::new(limiter, |tenant: &String| tenant.clone())
@@ -218,13 +226,13 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Inspect<K> {
             "/limit" => Action::Limit,
             "/pause" => Action::Pause,
             "/resume" => Action::Resume,
-            _ => return Err(Fault::new(StatusCode::NOT_FOUND, "There is nothing here.")),
+            _ => return Err(Fault::new(StatusCode::NOT_FOUND, "Not found")),
         };
         if req.method() != Method::POST {
             return Err(Fault::not_allowed("POST"));
         }
         if !self.writable {
-            let text = "This view changes nothing: it was not made writable.";
+            let text = "This view is read-only: expected one made with `Inspect::writable`";
             return Err(Fault::new(StatusCode::FORBIDDEN, text));
         }
         let change = Change::read(action, req).await?;
@@ -264,12 +272,12 @@ where
     }
 }
 
-/// The answer of an [`Inspect`] to come.
+/// The response future of [`Inspect`].
 ///
 /// # Cancel safety
 ///
-/// A change that has begun is made even if this is dropped; one that still waits for its turn is
-/// not. No other request waits longer for that.
+/// If the future is dropped, a change that has started is completed, and a change that still waits
+/// for its turn is not made. Other requests do not wait longer because of it.
 #[must_use = "futures do nothing unless polled"]
 pub struct InspectFuture(Pin<Box<dyn Future<Output = Response<String>> + Send>>);
 

@@ -1,15 +1,15 @@
-//! What a request for a snapshot asks for.
+//! The query parameters of a request for a snapshot.
 
 use crate::{inspect::response::Fault, limiter::snapshot::SortBy};
 
-/// As many rows as an answer has by default.
+/// The default number of rows in a response.
 const ROWS: usize = 100;
-/// As many as it has at most, so that a million tenants do not make it a hundred megabytes.
+/// The maximum number of rows, so that a million tenants do not make a response of 100 MB.
 const MAX_ROWS: usize = 1_000;
 
 #[derive(Debug, PartialEq)]
 pub(super) struct Query {
-    /// Names in their order if there is none.
+    /// `None` sorts by name.
     pub(super) sort: Option<SortBy>,
     pub(super) top: usize,
     /// [Folded](fold).
@@ -30,7 +30,10 @@ impl Query {
                 "sort" => parsed.sort = column(&value).ok_or_else(|| bad(key))?,
                 "top" => parsed.top = value.parse().map_err(|_| bad(key))?,
                 "search" => parsed.search = fold(&value),
-                _ => return Err(Fault::bad("It can `sort`, `search` and tell the `top`.")),
+                _ => {
+                    let sentence = "Unknown query parameter: expected `sort`, `search` or `top`";
+                    return Err(Fault::bad(sentence));
+                }
             }
         }
         parsed.top = parsed.top.min(MAX_ROWS);
@@ -38,15 +41,23 @@ impl Query {
     }
 }
 
-/// Makes letters of both cases equal, wherever they stand: a lower-case sigma is another one at the end
-/// of a word.
+/// Folds the case of a text.
+///
+/// It converts to upper case first, since the lower-case sigma has another form at the end of a
+/// word.
 pub(super) fn fold(text: &str) -> String {
     let upper = text.chars().flat_map(char::to_uppercase);
     upper.flat_map(char::to_lowercase).collect()
 }
 
 fn bad(key: &str) -> Fault {
-    Fault::bad(format!("There is no such `{key}`."))
+    let expected = match key {
+        "top" => "a number",
+        _ => "`tenant` or a field such as `in_flight`",
+    };
+    Fault::bad(format!(
+        "Invalid query parameter `{key}`: expected {expected}"
+    ))
 }
 
 fn column(name: &str) -> Option<Option<SortBy>> {
@@ -65,7 +76,7 @@ fn column(name: &str) -> Option<Option<SortBy>> {
     }))
 }
 
-/// Undoes the encoding of a form; what is wrong in it stays as it is.
+/// Decodes form encoding. Invalid escapes are kept unchanged.
 fn decode(value: &str) -> String {
     let mut bytes = Vec::with_capacity(value.len());
     let mut rest = value.as_bytes();

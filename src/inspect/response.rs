@@ -1,4 +1,4 @@
-//! The answers of a live view, and what guards them.
+//! The responses of the view, and their security headers.
 
 use std::{
     borrow::Cow,
@@ -11,12 +11,12 @@ const PAGE: &str = include_str!("page.html");
 
 pub(super) type Answer = Result<Response<String>, Fault>;
 
-/// Why a request is not answered as it wants.
+/// An error response.
 #[derive(Debug)]
 pub(super) struct Fault {
     status: StatusCode,
     sentence: Cow<'static, str>,
-    // The methods that are.
+    // The value of the header `Allow`.
     allowed: Option<&'static str>,
 }
 
@@ -34,7 +34,7 @@ impl Fault {
     }
 
     pub(super) fn not_allowed(methods: &'static str) -> Self {
-        let sentence = "That is not what this is for.";
+        let sentence = "Method not allowed";
         Self {
             allowed: Some(methods),
             ..Self::new(StatusCode::METHOD_NOT_ALLOWED, sentence)
@@ -55,7 +55,7 @@ impl From<Fault> for Response<String> {
 }
 
 pub(super) fn page() -> Response<String> {
-    // The keys of the hasher are random, so nobody can know what comes out.
+    // The hasher has random keys, so its result is unpredictable.
     let random = || RandomState::new().build_hasher().finish();
     let nonce = format!("{:016x}{:016x}", random(), random());
     let policy = format!(
@@ -72,22 +72,22 @@ pub(super) fn page() -> Response<String> {
 }
 
 pub(super) fn json(view: serde_json::Result<String>) -> Answer {
-    let sentence = "The snapshot cannot be shown.";
+    let sentence = "The snapshot could not be serialized";
     let unshown = |_| Fault::new(StatusCode::INTERNAL_SERVER_ERROR, sentence);
     view.map(|view| text("application/json", view))
         .map_err(unshown)
 }
 
-/// The answer to a change that is in force.
+/// The response to a change that is in force.
 pub(super) fn done() -> Response<String> {
     let mut response = Response::new(String::new());
     *response.status_mut() = StatusCode::NO_CONTENT;
     response
 }
 
-/// The answer to a change of a limit that is only pretended.
+/// The response to a change that takes effect when the dry run ends.
 pub(super) fn pretended() -> Response<String> {
-    let sentence = "Done, but this is a dry run: the tenant is not limited until that ends.";
+    let sentence = "Saved, but not enforced until the dry run ends";
     text("text/plain; charset=utf-8", sentence.to_owned())
 }
 
@@ -98,7 +98,7 @@ fn text(kind: &'static str, body: String) -> Response<String> {
     response
 }
 
-/// Keeps other sites, caches and frames out.
+/// Sets headers that prevent access by other sites, caching and framing.
 pub(super) fn harden(headers: &mut HeaderMap) {
     let policy = HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'");
     headers

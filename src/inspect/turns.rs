@@ -1,8 +1,9 @@
-//! One piece of work at a time, over one snapshot for all who ask within a moment.
+//! Runs the work of requests one at a time, and shares a snapshot among requests.
 //!
-//! Many requests cost no more than one after another would: each waits for its turn without holding
-//! anything, and the work of all of them has one thread. A turn goes with the work, not with the
-//! request, so one that is dropped neither stops its work nor lets other work begin beside it.
+//! Concurrent requests cost no more than consecutive ones: each waits for its turn without holding
+//! a thread, and only one thread does work at a time. The work holds the turn, not the request. So
+//! if a request is dropped while its work runs, the work continues, and no other work starts before
+//! it ends.
 
 use std::{
     future::poll_fn,
@@ -24,7 +25,7 @@ use crate::{
     util::{panic::catch_panic, timer},
 };
 
-/// For how long a snapshot is shared, by tokio's clock.
+/// How long a snapshot is shared, by tokio's clock.
 const SHARED: Duration = Duration::from_millis(250);
 
 pub(super) struct Turns<K>(Arc<Mutex<Kept<K>>>);
@@ -39,7 +40,7 @@ impl<K> Turns<K> {
 }
 
 impl<K: Send + Sync + 'static> Turns<K> {
-    /// Runs code of the user, and what takes long, once no other does.
+    /// Runs `work` when no other work runs: user code, and operations that take long.
     pub(super) async fn take<R: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Kept<K>) -> R + Send + 'static,
@@ -48,7 +49,7 @@ impl<K: Send + Sync + 'static> Turns<K> {
         apart(move || work(&mut kept)).await
     }
 
-    /// Does something with the snapshot that is shared now, or with a new one.
+    /// Runs `work` with the shared snapshot, or with a new one.
     pub(super) async fn look<R: Send + 'static>(
         &self,
         limiter: TenantLimiter<K>,
@@ -74,9 +75,9 @@ impl<K: Send + Sync + 'static> Turns<K> {
 }
 
 impl<K> Kept<K> {
-    /// Lets the next who ask see what is so by then.
+    /// Drops the snapshot, so that the next request makes a new one.
     pub(super) fn forget(&mut self) {
-        // Taken out first: a key may panic when it is dropped.
+        // Taken out first, since the drop of a key may panic.
         drop(self.0.take());
     }
 
@@ -86,13 +87,13 @@ impl<K> Kept<K> {
 
     fn shared(&self) -> Option<&Snapshot<K>> {
         let (made, snapshot) = self.0.as_ref()?;
-        // Another runtime may have a clock that is behind.
+        // The clock of another runtime may be behind.
         let age = Instant::now().checked_duration_since(*made)?;
         (age < SHARED).then_some(snapshot)
     }
 }
 
-/// Has the snapshot given up when it is no longer shared. `false` where no timer can run.
+/// Spawns a task that drops the snapshot after `SHARED`. Returns `false` if no timer is available.
 fn forget_later<K: Send + Sync + 'static>(turns: Weak<Mutex<Kept<K>>>) -> bool {
     let timer = Handle::try_current().ok().zip(timer::sleep(SHARED));
     let Some((runtime, sleep)) = timer else {
@@ -116,7 +117,7 @@ async fn forget<K: Send + Sync + 'static>(turns: Weak<Mutex<Kept<K>>>, sleep: Sl
     let _ = turns.take(stale).await;
 }
 
-/// Runs work apart from the requests of others, where there is a runtime.
+/// Runs `work` on a blocking thread if there is a runtime, otherwise on this thread.
 async fn apart<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> Result<R, Fault> {
     let done = match Handle::try_current() {
         Ok(runtime) => {
@@ -125,7 +126,7 @@ async fn apart<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> 
         }
         Err(_) => catch_panic(work),
     };
-    let text = "A key or a function of a tenant panicked.";
+    let text = "A tenant key or the function passed to `Inspect::new` panicked";
     done.ok_or_else(|| Fault::new(StatusCode::INTERNAL_SERVER_ERROR, text))
 }
 

@@ -1,4 +1,4 @@
-//! What is shown of a limiter.
+//! The JSON view of a snapshot.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -12,19 +12,19 @@ use crate::{
     limiter::snapshot::{Snapshot, TenantSnapshot, top_of},
 };
 
-/// Names are cut after so many characters.
+/// Names are truncated to this number of characters.
 const SHOWN: usize = 256;
 
 #[derive(Serialize)]
 struct View {
     writable: bool,
-    /// How many tenants the search has found.
+    /// The number of tenants that match the search.
     matched: usize,
     #[serde(flatten)]
     snapshot: Snapshot<Shown>,
 }
 
-/// How a tenant is shown.
+/// The JSON form of a tenant.
 #[derive(Serialize)]
 struct Shown {
     #[serde(flatten)]
@@ -32,18 +32,18 @@ struct Shown {
     cut: bool,
 }
 
-/// What a tenant is called.
+/// The name of a tenant.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Named {
     name: String,
-    // Of the whole name.
+    // A hash of the full name.
     id: Option<String>,
 }
 
 impl Named {
     fn of(name: &str) -> Self {
-        // The same for each page and server: its keys are constant.
+        // The keys of this hasher are constant, so the id is the same in all processes.
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
         Self {
@@ -52,7 +52,7 @@ impl Named {
         }
     }
 
-    /// Whether it is what a tenant of that name is called, in short or in full.
+    /// Returns whether this is the full `name`, or its truncated form with the id.
     fn means(&self, name: &str) -> bool {
         match &self.id {
             None => self.name == name,
@@ -90,7 +90,9 @@ impl<K> Inspect<K> {
         })
     }
 
-    /// The tenants that are called so: one that is paused may be tracked no more.
+    /// Returns the tenants with that name, tracked or with an override.
+    ///
+    /// A paused tenant has an override, but may no longer be tracked.
     pub(super) fn find(&self, named: &Named) -> Vec<K>
     where
         K: Clone + Eq,
@@ -106,7 +108,7 @@ impl<K> Inspect<K> {
         found
     }
 
-    /// The first `n` in the order of their names.
+    /// Returns the first `n` tenants, ordered by name.
     fn first<'s>(
         &self,
         rows: Vec<&'s TenantSnapshot<K>>,

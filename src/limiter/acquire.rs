@@ -1,4 +1,4 @@
-//! Waiting for a slot.
+//! The attempt to acquire a permit, and the future that waits for one.
 
 use std::{
     future::Future,
@@ -23,16 +23,16 @@ use crate::{
     util::{panic::catch_panic, sync::Arc, timer},
 };
 
-/// How a request that is not rejected goes on.
+/// The result of an attempt that was not rejected.
 pub(crate) enum Attempt {
     Admitted(Permit),
     Waits(TenantHandle),
 }
 
-/// Takes a slot if there is room; else decides whether the request may take one of `places` to
-/// wait.
-// Left to itself the compiler calls it, which costs an admitted request a sixth of its
-// instructions.
+/// Acquires a permit if there is room. Otherwise returns whether the request may wait in a queue
+/// of at most `places` requests.
+// Without the attribute the compiler does not inline it, which costs an admitted request a sixth
+// of its instructions.
 #[inline(always)]
 pub(crate) fn attempt<T>(node: Arc<Node<T>>, places: usize) -> Result<Attempt, Rejected>
 where
@@ -57,10 +57,10 @@ fn attempt_slowly(held: TenantHandle, places: usize) -> Result<Attempt, Rejected
 }
 
 pin_project! {
-    /// Takes a slot, waiting for it as the overflow policy allows.
+    /// Acquires a permit, waiting as the overflow policy allows.
     ///
-    /// The request arrives at the first poll. Dropping the future gives up its place in the line,
-    /// or the slot that it was granted and did not collect.
+    /// The request arrives at the first poll. Dropping the future removes it from the queue, or
+    /// releases the permit that it was granted and has not collected.
     #[derive(Debug)]
     pub(crate) struct Acquire {
         place: Place,
@@ -113,25 +113,27 @@ impl Future for Acquire {
             }
             (Poll::Pending, None) => return Poll::Pending,
         };
-        // It holds a waker: should its drop panic when this future is dropped, which is after the
-        // permit has gone out of it, the permit would be lost.
+        // The timer holds a waker, whose drop may panic. Dropped here, where the panic is caught:
+        // with this future it would be dropped after the permit was returned, and a panic then
+        // would lose the permit.
         catch_panic(|| this.deadline.set(None));
         Poll::Ready(result)
     }
 }
 
-/// A place in the line of a tenant, or the slot that it became.
+/// A place in the queue of a tenant, or the slot that was granted to it.
 #[derive(Debug)]
 struct Place {
     held: TenantHandle,
-    // Present from the arrival to the end of the wait.
+    // Set from the arrival to the end of the wait.
     waiter: Option<Arc<Waiter>>,
-    // What a dry run says of the request is told of its arrival, once it is admitted.
+    // The gate as the request found it: a dry run reports what would have happened then, once the
+    // request is admitted.
     arrival: Option<GateState>,
 }
 
 impl Place {
-    /// Takes a slot, or one of `places` in the line, or neither.
+    /// Acquires a permit, or joins the queue of at most `places` requests, or is rejected.
     fn arrive(&mut self, places: usize, cx: &mut Context<'_>) -> Poll<Result<Permit, Rejected>> {
         let rejected = match self.held.join(places, cx.waker()) {
             Joined::Entered(entered) => {
@@ -156,12 +158,12 @@ impl Place {
         }
     }
 
-    /// How long the wait has lasted.
+    /// Returns how long the wait has lasted.
     fn waited(&self, waiter: &Waiter) -> Duration {
         self.held.home.elapsed(waiter.since)
     }
 
-    /// Ends the wait because its time is up; a slot granted meanwhile is kept.
+    /// Ends the wait because its time is up. A permit that was granted meanwhile is kept.
     fn expire(&mut self, places: usize) -> Result<Permit, Rejected> {
         match self.waiter.as_ref().and_then(|waiter| self.leave(waiter)) {
             Some(outcome) => self.end(places, outcome),
@@ -187,13 +189,13 @@ impl Place {
         Permit::admitted(self.held.clone(), waited)
     }
 
-    /// Ends the wait without a slot.
+    /// Ends the wait with a rejection.
     fn reject(&mut self, rejected: Rejected) -> Result<Permit, Rejected> {
         let waited = self.waiter.take().map(|waiter| self.waited(&waiter));
         Err(self.held.report_rejected(rejected, waited))
     }
 
-    /// Leaves the line. What was decided about the wait, if it no longer was in the line.
+    /// Removes the waiter from the queue. Returns the outcome if the wait was decided already.
     fn leave(&self, waiter: &Arc<Waiter>) -> Option<WaitOutcome> {
         match self.held.abandon(waiter) {
             true => None,

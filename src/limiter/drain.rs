@@ -1,4 +1,4 @@
-//! The end of a limiter: rejecting who comes, and waiting for who is in flight.
+//! Shutdown of a limiter: rejects new requests, and waits for those in flight.
 
 use std::{
     error, fmt,
@@ -14,13 +14,14 @@ use crate::{
     util::{sync::Ordering, timer},
 };
 
-/// What was left when the time of a [drain](TenantLimiter::drain_for) was up.
+/// The error of [`TenantLimiter::drain_for`]: requests were in flight or queued when its time was
+/// up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DrainTimeout {
-    /// How many requests were in flight, over all tenants and those that name none.
+    /// How many requests were in flight, over all tenants and requests without a tenant.
     pub in_flight: usize,
-    /// How many requests waited.
+    /// How many requests were queued, over all tenants and requests without a tenant.
     pub waiting: usize,
 }
 
@@ -37,17 +38,18 @@ impl fmt::Display for DrainTimeout {
 impl error::Error for DrainTimeout {}
 
 impl<K> TenantLimiter<K> {
-    /// Rejects all requests from now on, and all that wait.
+    /// Closes the limiter: rejects all new requests and all queued requests.
     ///
-    /// Requests in flight are not touched; [`drain`](Self::drain) waits for them.
+    /// Requests in flight keep their permits; [`drain`](Self::drain) waits for them. A closed
+    /// limiter cannot be opened again.
     pub fn close(&self) {
         self.shut(Entry::close);
     }
 
-    /// Rejects all requests from now on, and lets those that wait already have their turn.
+    /// Closes the limiter to new requests, and keeps the queued requests.
     ///
-    /// [`close`](Self::close) rejects them, too, also later. [`drain`](Self::drain) waits for them
-    /// and for those in flight.
+    /// Queued requests are admitted as permits come free; a later [`close`](Self::close) rejects
+    /// them. [`drain`](Self::drain) waits for them and for the requests in flight.
     ///
     /// # Examples
     ///
@@ -77,8 +79,10 @@ impl<K> TenantLimiter<K> {
     }
 
     fn shut(&self, shut: fn(&Entry)) {
+        // Pairs with the Acquire loads in `is_closed` and `Shared::track`.
         self.shared.closed.store(true, Ordering::Release);
-        // An entry that is not in the table yet will not get there open.
+        // Makes each entry stale that is not in the table yet: `Shared::track` then reads `closed`
+        // again, so no entry is added open behind the loop below.
         self.shared.limits.raise_edition();
         shut(&self.shared.anonymous().entry);
         for entries in self.shared.table.entries() {
@@ -88,16 +92,18 @@ impl<K> TenantLimiter<K> {
         }
     }
 
-    /// Returns whether the limiter was closed.
+    /// Returns whether the limiter was closed, by [`close`](Self::close) or
+    /// [`stop_accepting`](Self::stop_accepting).
     #[must_use]
     pub fn is_closed(&self) -> bool {
+        // Pairs with the Release store in `shut`.
         self.shared.closed.load(Ordering::Acquire)
     }
 
-    /// Resolves when nothing is in flight.
+    /// Resolves when no request is in flight or queued.
     ///
-    /// [Close](Self::close) the limiter first, or new requests may keep it busy for ever. Requests
-    /// that were let through unlimited do not count.
+    /// [`close`](Self::close) the limiter first, or new requests may keep it busy forever. Requests
+    /// that passed unlimited do not count.
     ///
     /// # Cancel safety
     ///
@@ -125,13 +131,14 @@ impl<K> TenantLimiter<K> {
         while self.drain_once().await {}
     }
 
-    /// Resolves when nothing is in flight, or after `longest`, whichever is first.
+    /// Resolves when no request is in flight or queued, or after `longest`, whichever is first.
     ///
-    /// Where no timer can run it does not wait.
+    /// Without a tokio runtime with a time driver it does not wait.
     ///
     /// # Errors
     ///
-    /// [`DrainTimeout`] tells what was in flight or waiting when the time was up; none of it is touched.
+    /// Resolves to [`DrainTimeout`] if requests are in flight or queued when the time is up. They
+    /// keep their permits and their places in the queue.
     ///
     /// # Cancel safety
     ///
@@ -151,7 +158,7 @@ impl<K> TenantLimiter<K> {
         .await
     }
 
-    /// Looks at the figures alone: the last request may have left, and whoever drains not been told yet.
+    /// Checks the figures only: the last permit may be released before the drain is notified of it.
     fn is_drained(&self) -> Result<(), DrainTimeout> {
         let anonymous = self.shared.anonymous().entry.gate.word();
         let mut left = DrainTimeout {
@@ -171,12 +178,12 @@ impl<K> TenantLimiter<K> {
         }
     }
 
-    /// Waits for each tenant in turn. `false` if there was nothing to wait for.
+    /// Waits for each tenant in turn. Returns false if all were idle already.
     async fn drain_once(&self) -> bool {
         let anonymous = &self.shared.anonymous().entry.gate;
         let mut waited = self.shared.home.idle(anonymous).await;
         for shard in 0..self.shared.table.shards() {
-            // One at a time: those that are idle meanwhile may be evicted.
+            // One at a time, so that tenants that become idle meanwhile may be evicted.
             while let [busy] = &*self.shared.table.find(shard, Entry::is_busy) {
                 waited |= self.shared.home.idle(&busy.entry.gate).await;
             }

@@ -1,28 +1,30 @@
-//! When idle tenants are forgotten.
+//! When idle tenants are evicted.
 
 use std::time::Duration;
 
-/// When idle tenants are forgotten: by default after 30 minutes, looked for every 5 minutes.
+/// When idle tenants are evicted: by default after 30 minutes, with a sweep every 5 minutes.
 ///
-/// The evictor is a task. The first tracked tenant starts it, on the tokio runtime that is current
-/// then; it ends when no tenant is tracked any more, or with the last handle of the limiter, and is
-/// started again when it is needed, on whatever runtime is current. Where there is no runtime, and
-/// once it was started on one without a time driver, nothing is evicted but by
-/// [`evict_idle`](crate::TenantLimiter::evict_idle). tokio panics for want of a time driver; that is
-/// caught, but the panic hook sees it and `panic = "abort"` ends the process: enable the driver, or
-/// switch the task off by [`every`](Self::every).
+/// Sweeps run in a background task. The first tracked tenant starts it, on the current tokio
+/// runtime. It ends when no tenant is tracked, or with the last handle of the limiter, and is
+/// started again when needed, on the runtime that is current then.
 ///
-/// A runtime that is kept but not driven keeps the task from sweeping; a new setting starts another.
+/// Without a runtime, and after the task was started on a runtime without a time driver, tenants
+/// are evicted only by [`evict_idle`](crate::TenantLimiter::evict_idle). tokio panics if the
+/// runtime has no time driver. The panic is caught, but it runs the panic hook, and with
+/// `panic = "abort"` it ends the process: enable the driver, or disable the task with
+/// [`every(Duration::MAX)`](Self::every).
 ///
-/// A tenant is idle while none of its requests is in flight or waiting. Its idle time counts from
-/// the first sweep after its last release: it is never evicted before its time, and by the task at
-/// most two periods after it.
+/// If the runtime is not polled, the task does not run; setting a new `Evictor` starts a new task.
+///
+/// A tenant is idle while none of its requests is in flight or queued. Its idle time counts from
+/// the first sweep after its last release, so a tenant is never evicted early. The task evicts it
+/// at most two periods after its idle time is up.
 ///
 /// # Examples
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_tenant::{Evictor, TenantLimiter};
+/// use tower_tenant::{limiter::Evictor, TenantLimiter};
 ///
 /// let limiter = TenantLimiter::<String>::new(4)
 ///     .evictor(Evictor::after(Duration::from_secs(600)).every(Duration::from_secs(60)));
@@ -34,14 +36,15 @@ pub struct Evictor {
 }
 
 impl Evictor {
-    /// How long a tenant is idle before it is forgotten, by default: 30 minutes.
+    /// The default idle time before a tenant is evicted: 30 minutes.
     pub const DEFAULT_TTL: Duration = Duration::from_secs(30 * 60);
-    /// How often idle tenants are looked for, by default: every 5 minutes.
+    /// The default time between two sweeps: 5 minutes.
     pub const DEFAULT_PERIOD: Duration = Duration::from_secs(5 * 60);
 
-    /// Forgets tenants that were idle for `ttl`.
+    /// Evicts tenants that have been idle for `ttl`.
     ///
-    /// [`Duration::ZERO`] forgets at each sweep whoever is idle; [`Duration::MAX`] forgets nobody.
+    /// With [`Duration::ZERO`] each sweep evicts all idle tenants. With [`Duration::MAX`] no tenant
+    /// is evicted.
     #[must_use]
     pub const fn after(ttl: Duration) -> Self {
         Self {
@@ -57,7 +60,7 @@ impl Evictor {
     ///
     /// # Panics
     ///
-    /// Panics if `period` is zero: such a task would do nothing but sweep.
+    /// Panics if `period` is zero: the task would sweep without a pause.
     #[must_use]
     pub const fn every(self, period: Duration) -> Self {
         assert!(
@@ -75,7 +78,7 @@ impl Evictor {
         self.period
     }
 
-    /// Nothing is ever evicted unless somebody asks.
+    /// Returns whether there is no task, so that only `evict_idle` evicts.
     pub(crate) fn is_manual(self) -> bool {
         self.period == Duration::MAX || self.ttl == Duration::MAX
     }

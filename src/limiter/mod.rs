@@ -1,15 +1,20 @@
-//! The limiter: who the tenants are, and how many requests of each run.
+//! The limiter: tracks tenants and bounds how many requests of each are in flight.
 
 pub(crate) mod acquire;
 pub(crate) mod drain;
 pub(crate) mod evictor;
 pub(crate) mod overflow;
 pub(crate) mod permit;
-pub(crate) mod snapshot;
+pub mod snapshot;
 pub(crate) mod state;
 pub(crate) mod stats;
 pub(crate) mod sweeper;
 pub(crate) mod update;
+
+pub use self::{
+    drain::DrainTimeout, evictor::Evictor, overflow::Overflow, permit::Permit, stats::Stats,
+};
+pub use crate::tenant::max_hold::MaxHold;
 
 use std::{
     borrow::{Borrow, Cow},
@@ -23,11 +28,7 @@ use crate::{
     capacity::{Capacity, pool::Pool},
     limiter::{
         acquire::{Acquire, Attempt, attempt},
-        evictor::Evictor,
-        overflow::Overflow,
-        permit::Permit,
         state::{Shared, SharedCapacity},
-        stats::Stats,
     },
     limits::Limits,
     observe::{Event, Observer, Observers},
@@ -35,7 +36,6 @@ use crate::{
     tenant::{
         entry::{Entry, Tracked},
         holds::Holds,
-        max_hold::MaxHold,
     },
     util::{
         key::AnonymousKey,
@@ -43,20 +43,19 @@ use crate::{
     },
 };
 
-/// Caps how many requests of each tenant run at once.
+/// Limits how many requests of each tenant are in flight at once.
 ///
-/// Clones share all state but the [`Overflow`] policy, which each handle has for itself. A tenant
-/// is anything that is `Hash + Eq + Clone + Send + Sync + 'static`; it is tracked from its first
-/// request until it was idle for as long as the [`Evictor`] allows. A tracked tenant costs about
-/// 128 bytes and its key.
+/// Clones share all state except the [`Overflow`] policy, which belongs to each handle. A tenant is
+/// any value that is `Hash + Eq + Clone + Send + Sync + 'static`. It is tracked from its first
+/// request until it has been idle for the time that the [`Evictor`] sets. A tracked tenant takes
+/// about 128 bytes plus its key.
 ///
-/// `Eq` of a tenant, and of an owner, runs under a lock of the limiter: it must compare and do nothing
-/// else, above all not use the limiter, which would never return. No other code of the user runs under
-/// a lock.
+/// `Eq` of a tenant, and of an owner, runs under a lock of the limiter. It must only compare: a
+/// call into the limiter from `eq` deadlocks. No other user code runs under a lock.
 ///
 /// # Examples
 ///
-/// A worker that leaves the work of a full tenant in its queue:
+/// A worker acquires a permit before it takes a job, and skips tenants that are at their limit:
 ///
 /// ```
 /// use tower_tenant::TenantLimiter;
@@ -76,13 +75,14 @@ pub struct TenantLimiter<K> {
 }
 
 impl<K> TenantLimiter<K> {
-    /// How many requests of a tenant run at once by default: 4.
+    /// The limit of each tenant if none is given: 4 requests in flight.
     pub const DEFAULT_LIMIT: usize = 4;
 
-    /// Makes a limiter that lets each tenant have as many requests in flight as `limits` says: a
-    /// number, or [`Limits::from_fn`].
+    /// Creates a limiter that limits each tenant to `limits` requests in flight: one number for all
+    /// tenants, or [`Limits::from_fn`].
     ///
-    /// It needs no runtime, and sheds until told to [queue](Self::overflow).
+    /// It needs no runtime. By default a request above the limit is rejected at once; set an
+    /// [`overflow`](Self::overflow) policy to queue it.
     pub fn new(limits: impl Into<Limits<K>>) -> Self {
         Self {
             shared: sync::Arc::new(Shared::new(limits.into())),
@@ -90,39 +90,41 @@ impl<K> TenantLimiter<K> {
         }
     }
 
-    /// Sets what becomes of a request whose tenant is at its limit, for this handle and those
-    /// cloned from it.
+    /// Sets whether a request above the limit of its tenant is rejected or queued, for this handle
+    /// and handles cloned from it.
     #[must_use]
     pub fn overflow(self, overflow: Overflow) -> Self {
         Self { overflow, ..self }
     }
 
-    /// Bounds how many tenants are tracked, for all handles; by default they are not bounded.
+    /// Sets the maximum number of tracked tenants, for all handles. By default there is no maximum.
     ///
-    /// When the table is full, an idle tenant makes room for a new one. If all are in use the
-    /// newcomer is rejected. A search for an idle tenant looks at about a thousand, so that requests
-    /// of made-up tenants stay cheap; the next one goes on where it ended.
+    /// When the table is full, a new tenant evicts an idle one. If no idle tenant is found, the
+    /// request of the new tenant is rejected. A search for an idle tenant looks at about 1,000
+    /// tenants, so that requests with made-up tenants stay cheap; the next search continues where
+    /// the last one ended.
     #[must_use]
     pub fn max_tenants(self, max: usize) -> Self {
         self.shared.table.set_max(max);
         self
     }
 
-    /// Sets when idle tenants are forgotten, for all handles.
+    /// Sets when idle tenants are evicted, for all handles.
     #[must_use]
     pub fn evictor(self, evictor: Evictor) -> Self {
         self.shared.sweeper.set(evictor);
         self
     }
 
-    /// Bounds how many requests are in flight over all tenants, and divides the slots fairly; for
-    /// all handles.
+    /// Limits how many requests are in flight over all tenants, and divides that capacity fairly
+    /// between them, for all handles.
     ///
     /// # Panics
     ///
-    /// Panics if the limiter has a capacity already, which [`set_capacity`](Self::set_capacity)
-    /// changes, or is in use: it tracks tenants, whose requests would not count, or was closed,
-    /// drained, or asked for the figures of requests without a tenant.
+    /// Panics if the limiter has a capacity already (use [`set_capacity`](Self::set_capacity) to
+    /// change it) or is in use: it tracks tenants, whose requests would not count against the
+    /// capacity, or it was closed or drained, or [`anonymous_stats`](Self::anonymous_stats) was
+    /// called.
     #[must_use]
     #[expect(
         clippy::panic,
@@ -138,20 +140,22 @@ impl<K> TenantLimiter<K> {
             capacity,
         };
         if self.is_in_use() || self.shared.capacity.set(common).is_err() {
-            panic!("give a limiter its capacity once, before its first request");
+            panic!("`capacity` must be called once, before the first request");
         }
         self.shared.limits.set_capacity(slots);
         self.shared.update_capacity();
         self
     }
 
-    /// Tells `observer` what happens to requests, for all handles. Two observers make a pair.
+    /// Sets the `observer` that receives the events of all handles. A pair of observers is an
+    /// observer, too.
     ///
-    /// The observer lives as long as the limiter; it must not hold a handle of it.
+    /// The observer lives as long as the limiter. It must not hold a handle of the limiter.
     ///
     /// # Panics
     ///
-    /// Panics if the limiter has an observer already, or is in use.
+    /// Panics if the limiter has an observer already, or is in use (see
+    /// [`capacity`](Self::capacity)).
     #[must_use]
     #[expect(
         clippy::panic,
@@ -165,18 +169,18 @@ impl<K> TenantLimiter<K> {
             return self;
         };
         if self.is_in_use() || !self.shared.home.set_observer(watch) {
-            panic!("give a limiter its observer once, before its first request");
+            panic!("`observer` must be called once, before the first request");
         }
         self
     }
 
-    /// Counts how many requests of each tenant are admitted and rejected, for all handles.
+    /// Counts the admitted and rejected requests of each tenant, for all handles.
     ///
-    /// It costs one more atomic operation per request.
+    /// The count costs one more atomic operation per request.
     ///
     /// # Panics
     ///
-    /// Panics if the limiter is in use.
+    /// Panics if the limiter is in use (see [`capacity`](Self::capacity)).
     #[must_use]
     #[expect(
         clippy::panic,
@@ -184,28 +188,31 @@ impl<K> TenantLimiter<K> {
     )]
     pub fn count_requests(self) -> Self {
         if self.is_in_use() {
-            panic!("let a limiter count requests before its first one");
+            panic!("`count_requests` must be called before the first request");
         }
         self.shared.counts.store(true, Ordering::Relaxed);
         self
     }
 
-    /// Bounds how long a request may hold its slot, for all handles: a [`MaxHold`], or a
-    /// [`Duration`] after which its slot is taken back and its response is ended with an error. By
-    /// default it is not bounded.
+    /// Sets the maximum time that a request may hold its permit, for all handles. By default there
+    /// is no maximum.
     ///
-    /// Each admitted request allocates once for it, and takes a lock that all share when it begins
-    /// and when it ends.
+    /// `max` is a [`MaxHold`], or a [`Duration`] after which the permit expires and the response
+    /// ends with an error.
+    ///
+    /// With a maximum, each admitted request allocates once, and takes a lock shared by all
+    /// requests when its permit is acquired and when it is released.
     ///
     /// # Panics
     ///
-    /// Panics if the limiter has such a bound already, or is in use.
+    /// Panics if the limiter has a maximum hold time already, or is in use (see
+    /// [`capacity`](Self::capacity)).
     ///
     /// # Examples
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_tenant::{MaxHold, TenantLimiter};
+    /// use tower_tenant::{limiter::MaxHold, TenantLimiter};
     ///
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() {
@@ -224,26 +231,27 @@ impl<K> TenantLimiter<K> {
     )]
     pub fn max_hold(self, max: impl Into<MaxHold>) -> Self {
         if self.is_in_use() || !self.shared.home.bound(max.into()) {
-            panic!("give a limiter its longest hold once, before its first request");
+            panic!("`max_hold` must be called once, before the first request");
         }
         self
     }
 
-    /// Returns how many slots were taken back so far because their time was up; see
-    /// [`max_hold`](Self::max_hold).
+    /// Returns how many permits have expired so far; see [`max_hold`](Self::max_hold).
     #[must_use]
     pub fn expired(&self) -> u64 {
         let expired = |holds: &Holds| holds.expired.load(Ordering::Relaxed);
         self.shared.home.holds().map_or(0, expired)
     }
 
-    /// Whether there are entries, which are made for the settings at that time.
+    /// Returns whether there are entries. An entry is built for the settings at that time, so they
+    /// can no longer change.
     fn is_in_use(&self) -> bool {
         self.shared.anonymous.get().is_some() || self.tracked() > 0
     }
 
-    /// Returns the figures over all tenants, or `None` without a [`capacity`](Self::capacity). The
-    /// limit is the capacity.
+    /// Returns the figures over all tenants, or `None` without a [`capacity`](Self::capacity).
+    ///
+    /// The `limit` of these figures is the capacity.
     #[must_use]
     pub fn capacity_stats(&self) -> Option<Stats> {
         let pool = &self.shared.capacity.get()?.pool;
@@ -261,28 +269,29 @@ impl<K> TenantLimiter<K> {
         self.shared.table.len()
     }
 
-    /// Returns the figures of the requests that name no tenant and share a limit.
+    /// Returns the figures of the requests without a tenant that share one limit.
     #[must_use]
     pub fn anonymous_stats(&self) -> Stats {
         self.shared.anonymous().entry.gate.word().into()
     }
 
-    /// Returns how many requests that name no tenant were let through unlimited so far.
+    /// Returns how many requests without a tenant have passed unlimited so far.
     #[must_use]
     pub fn bypassed(&self) -> u64 {
         self.shared.bypassed.load(Ordering::Relaxed)
     }
 
-    /// Returns how many exempt requests were let through so far.
+    /// Returns how many exempt requests have passed so far.
     #[must_use]
     pub fn exempted(&self) -> u64 {
         self.shared.exempted.load(Ordering::Relaxed)
     }
 
-    /// Evicts each tenant that was idle for as long as the [`Evictor`] says; returns how many.
+    /// Evicts each tenant that has been idle for the time that the [`Evictor`] sets, and returns
+    /// how many were evicted.
     ///
-    /// One sweep of what the evictor does by itself, for where no runtime is. A key that panics
-    /// when it is dropped does not keep the others from being evicted.
+    /// This is one sweep of the evictor, for programs without a runtime. A panic in the drop of one
+    /// key does not keep other tenants from being evicted.
     pub fn evict_idle(&self) -> usize
     where
         K: 'static,
@@ -304,7 +313,7 @@ impl<K> TenantLimiter<K> {
         self.overflow
     }
 
-    /// Does for a request without a tenant what [`attempt`](Self::attempt) does for others.
+    /// Like [`attempt`](Self::attempt), for a request without a tenant.
     pub(crate) fn attempt_anonymous(&self) -> Result<Attempt, Rejected> {
         attempt(Arc::clone(self.shared.anonymous()), self.overflow.places())
     }
@@ -316,7 +325,8 @@ impl<K> TenantLimiter<K> {
         }
     }
 
-    /// Rejects a request that names no tenant, unless in a dry run.
+    /// Rejects a request without a tenant. In a dry run it is only reported, unless the limiter is
+    /// closed.
     pub(crate) fn reject_anonymous(&self, why: RejectReason) -> Result<(), Rejected> {
         let rejected = Rejected::new(why);
         if self.shared.limits.overall().dry && !self.is_closed() {
@@ -327,7 +337,7 @@ impl<K> TenantLimiter<K> {
         Err(self.shared.home.report_rejected(rejected, &AnonymousKey))
     }
 
-    /// Lets a request pass unlimited, unless the limiter is closed.
+    /// Counts a request that passes unlimited. Rejects it if the limiter is closed.
     pub(crate) fn bypass(&self) -> Result<(), Rejected> {
         if self.is_closed() {
             return Err(self.shared.home.reject(RejectReason::Closed, &AnonymousKey));
@@ -343,12 +353,13 @@ impl<K> TenantLimiter<K> {
 }
 
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
-    /// Takes a permit for `tenant` if it has room and nobody waits for it. Never waits.
+    /// Acquires a permit for `tenant` if one is free and no request waits for it. Never waits.
     ///
     /// # Errors
     ///
-    /// [`Rejected`] if the tenant is at its limit or paused, the limiter is closed, or the tenant
-    /// is new and the table is full.
+    /// Returns [`Rejected`] if the tenant is at its limit or paused, if the
+    /// [`capacity`](Self::capacity) is in use, if the limiter is closed, or if the tenant is new
+    /// and the table is full.
     ///
     /// # Panics
     ///
@@ -371,8 +382,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// # Errors
     ///
-    /// [`Rejected`] if no permit came free in the time and queue that the policy allows, and in the
-    /// cases of [`try_acquire`](Self::try_acquire).
+    /// Resolves to [`Rejected`] if the queue is full, if no permit came free in the time that the
+    /// policy allows, and if the tenant is paused, the limiter is closed or the table is full as in
+    /// [`try_acquire`](Self::try_acquire).
     ///
     /// # Panics
     ///
@@ -380,8 +392,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives up its place in the queue and takes no permit. The request arrives
-    /// in the queue at the first poll.
+    /// Dropping the future removes the request from the queue and acquires no permit. The request
+    /// joins the queue at the first poll.
     ///
     /// # Examples
     ///
@@ -419,13 +431,13 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         Q: Hash + Eq + ?Sized,
     {
         let hash = self.shared.table.hash(tenant);
-        // Looking at a tenant does not hold it.
+        // Read under the lock of the shard, so that the entry is not handed out.
         let word = |entry: &Entry| Some(entry.gate.word());
         let word = self.shared.table.get_unless(hash, tenant, word).err()?;
         Some(word.into())
     }
 
-    /// Returns how many requests of `tenant` are in flight.
+    /// Returns how many requests of `tenant` are in flight; 0 if it is not tracked.
     #[must_use]
     pub fn in_flight<Q>(&self, tenant: &Q) -> usize
     where
@@ -435,7 +447,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         self.stats(tenant).map_or(0, |stats| stats.in_flight)
     }
 
-    /// Returns how many requests of `tenant` wait.
+    /// Returns how many requests of `tenant` are queued; 0 if it is not tracked.
     #[must_use]
     pub fn waiting<Q>(&self, tenant: &Q) -> usize
     where
@@ -445,8 +457,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         self.stats(tenant).map_or(0, |stats| stats.waiting)
     }
 
-    /// Takes a slot of `tenant` if there is room; else decides whether the request may take one of
-    /// `places` to wait.
+    /// Acquires a permit for `tenant` if there is room. Otherwise returns whether the request may
+    /// wait in a queue of at most `places` requests.
     #[inline(always)]
     pub(crate) fn attempt<Q>(&self, tenant: Cow<'_, Q>, places: usize) -> Result<Attempt, Rejected>
     where
@@ -456,12 +468,12 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         sweeper::ensure(&self.shared);
         let table = &self.shared.table;
         let hash = table.hash(&*tenant);
-        // A rejection is read off the entry in passing: a flood should not even hold it.
+        // Decided under the lock of the shard: a flood of rejections does not clone the entry.
         let rejection = |entry: &Entry| entry.rejection(places);
         let tracked = match table.get_unless(hash, &*tenant, rejection)? {
             Some(tracked) => {
-                // Before a slot is taken: should its drop panic at the end of the scope, the slot
-                // would be lost with the value that is returned.
+                // Dropped before a permit is acquired: if the drop of the key panicked at the end
+                // of the scope, the permit in the return value would be lost.
                 drop(tenant);
                 tracked
             }

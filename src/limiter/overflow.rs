@@ -1,10 +1,10 @@
-//! What becomes of a request whose tenant is at its limit.
+//! The policy for requests above the limit: reject or queue.
 
 use std::time::Duration;
 
 use crate::gate::state;
 
-/// What becomes of a request whose tenant is at its limit: it is rejected, or it waits.
+/// The policy for a request that cannot be admitted at once: reject it, or queue it.
 ///
 /// # Examples
 ///
@@ -22,22 +22,23 @@ pub struct Overflow {
 }
 
 impl Overflow {
-    /// How long a request waits unless [`max_wait`](Self::max_wait) says otherwise: 1 s.
+    /// The longest wait of a queued request if [`max_wait`](Self::max_wait) is not set: 1 s.
     pub const DEFAULT_MAX_WAIT: Duration = Duration::from_secs(1);
 
-    /// Rejects at once.
+    /// Rejects the request at once.
     #[must_use]
     pub const fn reject() -> Self {
         Self::queue(0)
     }
 
-    /// Lets up to `len` requests of each tenant wait, for
-    /// [`DEFAULT_MAX_WAIT`](Self::DEFAULT_MAX_WAIT) at most, in the order of their arrival.
+    /// Queues up to `len` requests of each tenant, in the order of their arrival, each for at most
+    /// [`DEFAULT_MAX_WAIT`](Self::DEFAULT_MAX_WAIT).
     ///
-    /// A request that finds room, or a full queue, is admitted or rejected when the service is
-    /// called. One that has to wait joins the queue when its future is first polled.
+    /// A request that finds a free permit, or a full queue, is admitted or rejected when the
+    /// service is called. A request that has to wait joins the queue when its future is first
+    /// polled.
     ///
-    /// 0 is the same as [`reject`](Self::reject). Numbers above 1 048 575 are taken as that.
+    /// 0 is the same as [`reject`](Self::reject). Values above 1 048 575 are taken as 1 048 575.
     #[must_use]
     pub const fn queue(len: usize) -> Self {
         Self {
@@ -46,18 +47,19 @@ impl Overflow {
         }
     }
 
-    /// Bounds how long a request waits, by tokio's clock.
+    /// Sets the longest time that a queued request waits, by tokio's clock.
     ///
-    /// [`Duration::ZERO`] is the same as [`reject`](Self::reject). [`Duration::MAX`] waits for as long
-    /// as it takes. Any other bound needs a tokio runtime with its time driver enabled; without it,
-    /// a request that would have to wait is rejected as if its time were up, and tokio's panic for
-    /// want of a driver is caught, which the panic hook sees and `panic = "abort"` does not allow.
+    /// [`Duration::ZERO`] is the same as [`reject`](Self::reject). [`Duration::MAX`] sets no limit.
+    /// Any other time needs a tokio runtime with its time driver enabled. Without one, a request
+    /// that would have to wait is rejected as if its time were up. tokio panics if the runtime has
+    /// no time driver; the panic is caught, but it runs the panic hook, and with `panic = "abort"`
+    /// it ends the process.
     #[must_use]
     pub const fn max_wait(self, max_wait: Duration) -> Self {
         Self { max_wait, ..self }
     }
 
-    /// How many may wait.
+    /// Returns how many requests of a tenant may be queued.
     pub(crate) const fn places(self) -> usize {
         if self.max_wait.is_zero() {
             0

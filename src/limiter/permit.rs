@@ -1,4 +1,4 @@
-//! The right to run one request, given back by dropping it.
+//! The permit of one request, released when it is dropped.
 
 use std::{
     sync::atomic::{AtomicU8, Ordering},
@@ -17,28 +17,30 @@ use crate::{
 
 /// The right to run one request of a tenant.
 ///
-/// Dropping the permit gives it back, whether the request finished, failed or was cancelled. The
-/// tenant stays tracked for as long as a permit of it lives.
+/// Dropping the permit releases it, whether the request finished, failed or was cancelled. A tenant
+/// stays tracked as long as it has a permit.
 ///
 /// ```compile_fail
 /// fn is_clone<T: Clone>() {}
-/// is_clone::<tower_tenant::Permit>(); // a permit is one slot: it cannot be doubled
+/// is_clone::<tower_tenant::Permit>(); // a permit stands for one request in flight
 /// ```
 #[derive(Debug)]
-#[must_use = "dropping a permit gives its slot back at once"]
+#[must_use = "dropping a permit releases it at once"]
 pub struct Permit {
-    // Nothing beside it: two words travel in registers, three through memory, which took a fifth of
-    // the time of a request.
+    // The only field: two words are passed in registers, three through memory, which took a fifth
+    // of the time of a request.
     held: TenantHandle,
 }
 
-/// A request that is watched: between its permit and its tenant.
+/// The state of a permit that is observed or has a maximum hold time.
+///
+/// It is the payload of a stand-in entry between the [`Permit`] and the entry of the tenant.
 struct ObservedPermit {
     held: TenantHandle,
     // By the clock of the limiter; 0 unless the observer times holds.
     since: u64,
     outcome: AtomicU8,
-    // Only where slots are bounded in time.
+    // Only if the limiter has a maximum hold time.
     bound: Option<Bound>,
 }
 
@@ -47,13 +49,13 @@ const FAILED: u8 = 1;
 const CANCELLED: u8 = 2;
 
 impl Permit {
-    /// Takes charge of a slot that was taken already, of a tenant nobody watches.
+    /// Wraps a slot that is taken already, without reporting the admission.
     #[inline]
     pub(crate) fn of_taken(held: TenantHandle) -> Self {
         Self { held }
     }
 
-    /// Takes charge of a slot that was taken already, and says so.
+    /// Wraps a slot that is taken already, and reports [`Event::Admitted`].
     pub(crate) fn admitted(held: TenantHandle, waited: Option<Duration>) -> Self {
         let since = held.home.starts_hold();
         held.note(Event::Admitted { waited });
@@ -65,7 +67,7 @@ impl Permit {
         permit
     }
 
-    /// Has the slot taken back when its time is up, if there is such a time and `applies`.
+    /// Registers the permit to expire, if there is a maximum hold time and `applies` returns true.
     fn bound_in_time(&self, applies: impl FnOnce(MaxHold) -> bool) {
         if let (Some(bound), Some(holds)) = (self.bound(), self.held.home.holds()) {
             if applies(holds.max) {
@@ -75,8 +77,8 @@ impl Permit {
         }
     }
 
-    /// Returns whether the slot was taken back because its [time](crate::MaxHold) was up. Dropping
-    /// the permit then does nothing.
+    /// Returns whether the permit has expired, because the request held it for longer than
+    /// [`MaxHold`] allows. Dropping an expired permit does nothing.
     #[must_use]
     pub fn is_expired(&self) -> bool {
         self.bound().is_some_and(Bound::is_expired)
@@ -93,19 +95,19 @@ impl Permit {
         self.visit()?.bound.as_ref()
     }
 
-    /// What bounds the slot in time that `visit` stands for.
+    /// Returns the hold of the permit that `visit` stands for, if it has a maximum time.
     pub(crate) fn bound_of(visit: &TenantHandle) -> Option<&Bound> {
         visit.downcast::<ObservedPermit>()?.bound.as_ref()
     }
 
-    /// Takes back what `visit` stands for because its time is up, unless a handle keeps it.
+    /// Expires the permit that `visit` stands for, unless a `SharedPermit` keeps it.
     pub(crate) fn expire(visit: &TenantHandle) {
         if Self::bound_of(visit).is_some_and(Bound::expire) {
             Self::take_back(visit);
         }
     }
 
-    /// Gives the slot back that `visit` stands for, which has expired.
+    /// Releases the expired permit that `visit` stands for, and wakes the body of its response.
     pub(crate) fn take_back(visit: &TenantHandle) {
         let Some(visit) = visit.downcast::<ObservedPermit>() else {
             return;
@@ -117,8 +119,8 @@ impl Permit {
         }
     }
 
-    /// Keeps the slot, however long, until it is [let go](Self::let_go), unless shared slots are
-    /// bounded too.
+    /// Keeps the permit from expiring until [`let_go`](Self::let_go), unless
+    /// [`MaxHold::shared_permits`] is set.
     #[cfg(feature = "http")]
     pub(crate) fn keep(&self) {
         if let (Some(bound), false) = (self.bound(), self.is_set(MaxHold::takes_shared)) {
@@ -126,15 +128,16 @@ impl Permit {
         }
     }
 
-    /// No longer keeps the slot; returns what is to be [taken back](Self::take_back) if its time is
-    /// up by now.
+    /// Lets the permit expire again. If its time is up already, returns the handle to pass to
+    /// [`take_back`](Self::take_back).
     #[cfg(feature = "http")]
     pub(crate) fn let_go(&self) -> Option<TenantHandle> {
         let is_overdue = self.bound().is_some_and(Bound::let_go);
         is_overdue.then(|| self.held.clone())
     }
 
-    /// What to look at for the end of a response that ends with the time of its slot.
+    /// Returns the handle that a response body polls to end when the permit expires, unless
+    /// [`MaxHold::let_responses_go_on`] is set.
     #[cfg(feature = "http")]
     pub(crate) fn cut(&self) -> Option<TenantHandle> {
         let cuts = self.bound().is_some() && self.is_set(MaxHold::cuts);
@@ -147,8 +150,8 @@ impl Permit {
         max.is_some_and(setting)
     }
 
-    /// The limit of the tenant, and how many more of its requests would be admitted: at least one
-    /// where the limit is only pretended.
+    /// Returns the limit of the tenant, and how many more of its requests would be admitted; at
+    /// least one in a dry run.
     #[cfg(feature = "http")]
     pub(crate) fn figures(&self) -> (usize, usize) {
         let word = self
@@ -160,7 +163,8 @@ impl Permit {
         (word.limit(), remaining.max(usize::from(word.is_dry())))
     }
 
-    /// Takes a drop for a cancellation, unless the request is [ended](Self::end) before.
+    /// Marks the permit as that of a request: a drop without [`end`](Self::end) counts as
+    /// [`Outcome::Cancelled`].
     #[inline]
     pub(crate) fn of_request(self) -> Self {
         if self.held.gate.word().needs_slow_path() {
@@ -175,13 +179,13 @@ impl Permit {
         self.bound_in_time(|max| !max.takes_bare());
     }
 
-    /// Gives the slot back of a request that has ended.
+    /// Releases the permit of a request that has ended.
     #[inline]
     pub(crate) fn end(self, outcome: Outcome) {
         self.mark(outcome);
     }
 
-    /// Says how the request has ended, which is told when the slot is given back.
+    /// Records how the request has ended, to be reported when the permit is released.
     #[inline]
     pub(crate) fn mark(&self, outcome: Outcome) {
         if self.held.gate.word().needs_slow_path() {
@@ -214,7 +218,7 @@ impl Permit {
 }
 
 impl ObservedPermit {
-    /// Something to hold that stands for one slot of `held`.
+    /// Wraps `held` in a stand-in entry, so that the release can report outcome and duration.
     fn begin(held: TenantHandle, since: u64) -> TenantHandle {
         let home = std::sync::Arc::clone(&held.home);
         let bound = home.holds().map(|holds| holds.bound(home.now()));

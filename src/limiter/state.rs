@@ -1,4 +1,4 @@
-//! What all handles of a limiter share, and how a tenant comes into it.
+//! The state that all handles of a limiter share, and how a tenant becomes tracked.
 
 use std::{
     borrow::Borrow,
@@ -28,17 +28,17 @@ use crate::{
     },
 };
 
-/// What all handles of a limiter share.
+/// The state that all handles of a limiter share.
 pub(crate) struct Shared<K> {
     pub(crate) table: Table<K>,
     pub(crate) home: sync::Arc<LimiterContext>,
     pub(crate) sweeper: Sweeper,
     pub(crate) limits: EffectiveLimits<K>,
     pub(crate) capacity: OnceLock<SharedCapacity<K>>,
-    // Whether the requests of each tenant are counted.
+    // Whether the admitted and rejected requests of each tenant are counted.
     pub(crate) counts: AtomicBool,
-    // The requests that name no tenant. Not in the table: no tenant can be called like it. Made
-    // when first asked for, so that it has its part of the capacity.
+    // The entry of requests without a tenant. Not in the table, so that it cannot collide with the
+    // key of a tenant. Made at first use, so that it gets its share of a capacity set before.
     pub(crate) anonymous: OnceLock<Arc<Tracked<AnonymousKey>>>,
     pub(crate) bypassed: AtomicU64,
     pub(crate) exempted: AtomicU64,
@@ -81,7 +81,7 @@ impl<K> Shared<K> {
             Share::new(pool, 1, None)
         });
         let entry = self.entry(share);
-        // Others may find it before its limit is brought up to date.
+        // Another thread may use the entry before `update_nameless_limit` has run.
         let (_, rule) = self.anonymous_rule();
         entry.set_limit(rule, || true);
         Arc::new(Tracked::new(0, entry, Tenant::new(AnonymousKey)))
@@ -108,7 +108,7 @@ impl<K> Shared<K> {
         (overall.edition, rule)
     }
 
-    /// Puts the capacity in force that is set now, and whether it is pretended.
+    /// Puts the current capacity in force, and whether it is in dry run.
     pub(crate) fn update_capacity(&self) {
         let Some(common) = self.capacity.get() else {
             return;
@@ -127,7 +127,8 @@ impl<K> Shared<K> {
         Entry::new(Optional::new(share, counts), sync::Arc::clone(&self.home))
     }
 
-    /// Without a weight of its own, which [`track`](Self::track) gives.
+    /// Makes the share of a new tenant, with the weight of [`Capacity::weights`].
+    /// [`track`](Self::track) sets the weight of an override.
     fn share_of(&self, tenant: &K) -> Option<Share<TenantHandle>> {
         let common = self.capacity.get()?;
         let weight = common.capacity.weight_of(tenant);
@@ -135,7 +136,7 @@ impl<K> Shared<K> {
         Some(Share::new(sync::Arc::clone(&common.pool), weight, owner))
     }
 
-    /// Puts the weight in force that a tenant has now.
+    /// Puts the current weight of a tenant in force.
     pub(crate) fn update_weight(&self, tracked: &Tracked<K>)
     where
         K: Hash + Eq,
@@ -156,7 +157,7 @@ impl<K> Shared<K> {
         }
     }
 
-    /// A look at the entry of a tenant, if it is tracked.
+    /// Returns a [`Look`] at the entry of a tenant; empty if it is not tracked.
     pub(crate) fn look_at<Q>(&self, tenant: &Q) -> Look<'_, K>
     where
         K: Borrow<Q>,
@@ -165,11 +166,17 @@ impl<K> Shared<K> {
         self.table.look_at(self.table.hash(tenant), tenant)
     }
 
+    /// Adds a tenant to the table and returns its entry, or the entry that is there already.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Rejected`] if the limiter is closed, the tenant is paused or the table is full.
     pub(crate) fn track(&self, hash: u64, tenant: K) -> Result<Arc<Tracked<K>>, Rejected>
     where
         K: Hash + Eq + Send + Sync + 'static,
     {
-        // Contained first: the functions of the user that are asked next may panic.
+        // Wrapped before the user's functions are called: if one panics, the key is dropped in the
+        // wrapper, which contains a panic of that drop.
         let tenant = Tenant::new(tenant);
         let share = tenant.key().and_then(|tenant| self.share_of(tenant));
         let mut new = Arc::new(Tracked::new(hash, self.entry(share), tenant));
@@ -178,12 +185,14 @@ impl<K> Shared<K> {
             let Some(reading) = new.tenant.key().map(|tenant| self.limits.read(tenant)) else {
                 return Ok(new);
             };
+            // Pairs with the Release store in `shut`. A close after this load raises the edition,
+            // and `still` fails.
             if self.closed.load(Ordering::Acquire) {
                 return Err(self.home.reject(RejectReason::Closed, &new.tenant));
             }
             let rule = self.prepare(&new, &reading, &mut draft);
             if rule.limit == 0 && !rule.dry {
-                // One that may have nothing leaves nothing behind.
+                // A paused tenant is not tracked, so that its requests take no room in the table.
                 return Err(self.home.reject(RejectReason::Paused, &new.tenant));
             }
             let still = || self.limits.is_current(reading.edition);
@@ -195,7 +204,7 @@ impl<K> Shared<K> {
                     return Ok(tracked);
                 }
                 Added::Full if reading.is_dry_of_all() => {
-                    // One that no other request finds: its permit keeps it.
+                    // The entry stays outside the table: only the permit of this request holds it.
                     if let Some(new) = Arc::get_mut(&mut new) {
                         new.entry.mark_untracked();
                     }
@@ -209,7 +218,7 @@ impl<K> Shared<K> {
         }
     }
 
-    /// Gives an entry that is not tracked yet what the settings say; returns its limit.
+    /// Sets limit, dry run and weight of an entry that is not in the table yet; returns its rule.
     fn prepare(&self, new: &Tracked<K>, reading: &Reading<K>, draft: &mut CachedLimit) -> Rule {
         let tenant = new.tenant.key();
         let rule = Rule {
@@ -223,10 +232,10 @@ impl<K> Shared<K> {
         rule
     }
 
-    /// Puts in force what the settings say of a tenant now: its limit, and whether that is meant.
+    /// Puts the current limit of a tenant in force, and whether it is enforced or in dry run.
     ///
-    /// Should the function panic that is asked for the limit, the tenant keeps the one it has; a dry
-    /// run ends all the same.
+    /// If the function of [`Limits::from_fn`] panics, the tenant keeps its limit, and dry run is
+    /// updated all the same.
     pub(crate) fn update_limit(&self, tracked: &Tracked<K>)
     where
         K: Hash + Eq,
@@ -251,8 +260,8 @@ impl<K> Shared<K> {
         }
     }
 
-    /// Puts in force whether the limit of a tenant is meant; the limit stays what it is, so that
-    /// nothing is asked of the user's code.
+    /// Puts in force whether the limit of a tenant is enforced or in dry run. The limit does not
+    /// change, so no function of the user is called.
     pub(crate) fn update_dry(&self, tracked: &Tracked<K>)
     where
         K: Hash + Eq,

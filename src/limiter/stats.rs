@@ -1,17 +1,21 @@
-//! The figures of one tenant, or of all.
+//! The figures of one tenant, or of all tenants together.
 
 use crate::gate::state::GateState;
 
-/// The figures of one tenant, read in one step.
+/// The figures of one tenant, read in one atomic step.
+///
+/// [`TenantLimiter::capacity_stats`](crate::TenantLimiter::capacity_stats) returns them for all
+/// tenants together, where `waiting` is read separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Stats {
     /// How many requests may be in flight.
     pub limit: usize,
-    /// How many requests are in flight: admitted, or granted a slot they have not collected yet.
+    /// How many requests are in flight: admitted, or granted a permit that their future has not
+    /// collected yet.
     pub in_flight: usize,
-    /// How many requests wait; none of them holds a slot.
+    /// How many requests are queued. None of them counts as in flight.
     pub waiting: usize,
 }
 

@@ -1,4 +1,16 @@
-//! The task that evicts idle tenants: started when needed, ended when not.
+//! The background task that evicts idle tenants.
+//!
+//! A request starts the task when a tenant is tracked and no task runs. The task ends when no
+//! tenant is tracked. Each task has a number, and only the newest may change the state, so a task
+//! that was replaced cannot stop its successor.
+//!
+//! | from | to | by |
+//! |---|---|---|
+//! | `STOPPED` | `RUNNING` | a request, which starts a task |
+//! | `RUNNING` | `STOPPED` | the task, when the table is empty or its runtime drops it |
+//! | `RUNNING` | `OFF` | the task, when its runtime has no time driver |
+//! | any | `STOPPED` | a new [`Evictor`] |
+//! | any | `OFF` | a new [`Evictor`] that allows no task |
 
 use std::{
     sync::{
@@ -15,26 +27,30 @@ use tokio::{
 
 use crate::{limiter::evictor::Evictor, util::timer};
 
-/// After this many entries a sweep lets other tasks run.
+/// The sweep yields to other tasks after this many entries.
 const STRIDE: usize = 4096;
 
 const STOPPED: u8 = 0;
 const RUNNING: u8 = 1;
 const OFF: u8 = 2;
 
-/// What the task works on.
+/// The limiter as the task sees it.
+///
+/// A trait, so that this module does not import the state of the limiter, which owns a [`Sweeper`].
 pub(crate) trait Sweep: Send + Sync + 'static {
     fn sweeper(&self) -> &Sweeper;
     fn is_empty(&self) -> bool;
     fn shards(&self) -> usize;
     /// Sweeps one shard; returns how many entries it looked at.
     fn sweep(&self, shard: usize) -> usize;
-    /// There will be no sweeps: the runtime has no timers.
+    /// Reports that there will be no sweeps, since the runtime has no time driver.
     fn give_up(&self);
 }
 
-/// Starts the task unless there is one, or is to be none. Costs one load in either case.
+/// Starts the task if the state is `STOPPED` and a tenant is tracked. Otherwise costs one load.
 pub(crate) fn ensure<T: Sweep>(target: &Arc<T>) {
+    // Pairs with the stores in `end`, `begin` and `set`; SeqCst against the raise of `Table::len`,
+    // as `end` explains.
     if target.sweeper().state.load(Ordering::SeqCst) == STOPPED {
         start(target);
     }
@@ -55,7 +71,8 @@ fn start<T: Sweep>(target: &Arc<T>) {
         target: Arc::downgrade(target),
         number,
     };
-    // Not under a lock: a runtime that is shutting down drops the task at once.
+    // Spawned without a lock: a runtime that is shutting down drops the task at once, and its drop
+    // acquires the lock.
     let handle = runtime.spawn(task.run(period)).abort_handle();
     target.sweeper().keep(number, handle);
 }
@@ -70,7 +87,7 @@ pub(crate) struct Sweeper {
 #[derive(Debug)]
 struct Inner {
     evictor: Evictor,
-    // The number of the newest task; what an older one says of itself is void.
+    // The number of the newest task. An older task does not change the state.
     number: u64,
     handle: Option<AbortHandle>,
 }
@@ -92,12 +109,13 @@ impl Sweeper {
         self.with(|inner| inner.evictor)
     }
 
-    /// Takes new settings; the next request starts a task that follows them.
+    /// Replaces the settings and aborts the task. The next request starts one that follows them.
     pub(crate) fn set(&self, evictor: Evictor) {
         let state = if evictor.is_manual() { OFF } else { STOPPED };
         let handle = self.with(|inner| {
             inner.evictor = evictor;
             inner.number += 1;
+            // Pairs with the load in `ensure`.
             self.state.store(state, Ordering::SeqCst);
             inner.handle.take()
         });
@@ -106,9 +124,10 @@ impl Sweeper {
         }
     }
 
-    /// The number and the period of a task to start.
+    /// Returns the number and the period of the task to start, if none runs.
     fn begin(&self) -> Option<(u64, Duration)> {
         self.with(|inner| {
+            // Ordered by the lock, under which all stores are made. The store pairs with `ensure`.
             if self.state.load(Ordering::SeqCst) != STOPPED {
                 return None;
             }
@@ -131,15 +150,19 @@ impl Sweeper {
         }
     }
 
-    /// Ends task `number` unless there is work for it after all. `true` if it is to end.
+    /// Stores `state` for task `number`, unless `has_work` then returns true. Returns whether the
+    /// task must end.
     fn end(&self, number: u64, state: u8, has_work: impl FnOnce() -> bool) -> bool {
         self.with(|inner| {
             if inner.number != number {
                 return true;
             }
+            // Pairs with the load in `ensure`. SeqCst: this task stores `state` and then loads
+            // `Table::len`; a request raises `len` and then loads `state`. So either `has_work`
+            // sees the new tenant, or the request sees STOPPED and starts a task.
             self.state.store(state, Ordering::SeqCst);
-            // A tenant added before this store is seen now; one added after it starts a task.
             if has_work() {
+                // Pairs with the load in `ensure`.
                 self.state.store(RUNNING, Ordering::SeqCst);
                 return false;
             }
@@ -161,7 +184,8 @@ impl Drop for Sweeper {
     }
 }
 
-/// The running task. Dropping it, finished or with its runtime, lets the next request start one.
+/// The running task. When it is dropped, finished or with its runtime, the next request may start
+/// another.
 struct Task<T: Sweep> {
     target: Weak<T>,
     number: u64,
@@ -175,14 +199,14 @@ impl<T: Sweep> Task<T> {
                 return;
             }
         }
-        // No time driver: it would be no better the next time.
+        // The runtime has no time driver. OFF: a new task on it would fail, too.
         if let Some(target) = self.target.upgrade() {
             target.sweeper().end(self.number, OFF, || false);
             target.give_up();
         }
     }
 
-    /// One sweep. `true` if there is nothing left to sweep.
+    /// Sweeps all shards once. Returns whether the task must end.
     async fn sweep(&self) -> bool {
         let mut looked_at = 0;
         for shard in 0.. {

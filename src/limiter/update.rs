@@ -1,4 +1,6 @@
-//! The limits of a limiter, changed while it runs.
+//! Setters that change the limits of a running limiter.
+//!
+//! A change is recorded first and put in force on the tracked tenants afterwards, one by one.
 
 use std::{borrow::Borrow, hash::Hash};
 
@@ -19,11 +21,11 @@ use crate::{
 };
 
 impl<K> TenantLimiter<K> {
-    /// Changes how many requests may be in flight over all tenants; nothing if the limiter was
+    /// Sets how many requests may be in flight over all tenants. Does nothing if the limiter was
     /// built without a [`capacity`](Self::capacity).
     ///
-    /// A raise admits waiters at once. A cut takes effect as requests end, before any waiter is
-    /// admitted; nothing in flight is revoked.
+    /// Raising it admits queued requests at once. After lowering it, requests in flight keep their
+    /// permits, and queued requests are admitted only once fewer than `slots` are in flight.
     pub fn set_capacity(&self, slots: usize) {
         if self.shared.capacity.get().is_some() {
             self.shared.limits.set_capacity(slots);
@@ -37,7 +39,7 @@ impl<K> TenantLimiter<K> {
         self.shared.home.tell(&AnonymousKey, event);
     }
 
-    /// Returns what single tenants have for themselves, in no order.
+    /// Returns all per-tenant overrides, in no particular order.
     #[must_use]
     pub fn overrides(&self) -> Vec<(K, Override)>
     where
@@ -50,15 +52,17 @@ impl<K> TenantLimiter<K> {
 }
 
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
-    /// Sets the limits of all tenants that have none of their own, for all handles.
+    /// Sets the limit of all tenants without a limit of their own, for all handles.
     ///
-    /// A raise admits waiters at once. A cut takes effect as requests end, before any waiter is
-    /// admitted; nothing in flight is revoked. Setting [`Limits::from_fn`] again asks the function again
-    /// for each tracked tenant.
+    /// Raising a limit admits queued requests at once. After lowering it, requests in flight keep
+    /// their permits, and queued requests are admitted only once the tenant is below the new limit.
+    /// The function of [`Limits::from_fn`] is called again for each tracked tenant without a limit
+    /// of its own, even if the same function is set again.
     ///
     /// # Panics
     ///
-    /// Panics if the function of [`Limits::from_fn`] does, once all other tenants have their new limit.
+    /// Panics if the function of [`Limits::from_fn`] panics, after all other tenants have their new
+    /// limit.
     pub fn set_default_limit(&self, limits: impl Into<Limits<K>>) {
         let limits = limits.into();
         let limit = limits.number();
@@ -67,11 +71,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         self.tell(Event::LimitChanged { limit });
     }
 
-    /// Sets a limit for one tenant, which stays when the tenant is evicted, until it is
-    /// [cleared](Self::clear_limit).
+    /// Sets the limit of one tenant, in place of the default limit.
     ///
-    /// It takes effect as [`set_default_limit`](Self::set_default_limit) tells; 0 pauses the tenant: it is
-    /// rejected, and so are those of its requests that wait.
+    /// The limit stays when the tenant is evicted, until [`clear_limit`](Self::clear_limit) removes
+    /// it. It takes effect as in [`set_default_limit`](Self::set_default_limit). A limit of 0
+    /// pauses the tenant: its new requests and its queued requests are rejected.
     pub fn set_limit<Q>(&self, tenant: &Q, limit: usize)
     where
         K: Borrow<Q>,
@@ -80,12 +84,12 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         self.put_in_force(&self.set_own(tenant, |own| own.limit = Some(limit)));
     }
 
-    /// Lets one tenant have the limit that applies to all again.
+    /// Removes the limit of one tenant, so that the default limit applies again.
     ///
     /// # Panics
     ///
-    /// Panics if the function of [`Limits::from_fn`] does; a tenant that is tracked then keeps its limit
-    /// until limits are next set.
+    /// Panics if the function of [`Limits::from_fn`] panics. A tracked tenant then keeps its limit
+    /// until limits are set again.
     pub fn clear_limit<Q>(&self, tenant: &Q)
     where
         K: Borrow<Q>,
@@ -96,10 +100,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         }
     }
 
-    /// Pauses one tenant until it is [resumed](Self::resume): it is rejected, and so are those of
-    /// its requests that wait. Nothing in flight is touched.
+    /// Pauses one tenant until [`resume`](Self::resume): its new requests and its queued requests
+    /// are rejected. Requests in flight keep their permits.
     ///
-    /// The pause stays when the tenant is evicted. A limit of its own is kept for the time after.
+    /// The pause stays when the tenant is evicted. A limit of its own is kept, and applies again
+    /// after the pause.
     ///
     /// # Examples
     ///
@@ -124,12 +129,13 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         self.put_in_force(&self.set_own(tenant, |own| own.paused = true));
     }
 
-    /// Ends the [pause](Self::pause) of one tenant, which has the limit then that it would have
-    /// without.
+    /// Ends the [pause](Self::pause) of one tenant. Its own limit applies again, or else the
+    /// default limit.
     ///
     /// # Panics
     ///
-    /// As [`clear_limit`](Self::clear_limit) does.
+    /// Panics if the function of [`Limits::from_fn`] panics, as in
+    /// [`clear_limit`](Self::clear_limit).
     pub fn resume<Q>(&self, tenant: &Q)
     where
         K: Borrow<Q>,
@@ -140,29 +146,29 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         }
     }
 
-    /// Lets the limits of all tenants that have nothing of that kind [themselves](Self::set_tenant_dry_run)
-    /// be pretended only, or meant again.
+    /// Enables or disables dry run for all tenants without a dry-run override of their
+    /// [own](Self::set_tenant_dry_run).
     ///
-    /// In a dry run of all, nothing is rejected and nothing waits: what would have been rejected or would
-    /// have waited is told to the [`Observer`](crate::Observer), counted by
-    /// [`would_have_rejected`](Self::would_have_rejected), and admitted, whatever limit, capacity, pause
-    /// or bound on the table stands against it. Requests without a usable tenant pass unlimited. In
-    /// flight stays exact, and may be more than the limit. A limiter that is closed rejects all the
-    /// same.
+    /// In a dry run of all tenants, every request is admitted, whatever the limit, the capacity, a
+    /// pause or [`max_tenants`](Self::max_tenants) would have decided. A request that would have
+    /// been rejected or queued is reported to the [`Observer`](crate::observe::Observer), and
+    /// [`would_have_rejected`](Self::would_have_rejected) counts the rejections. Requests without a
+    /// usable tenant pass unlimited. The number of requests in flight stays exact, and may exceed
+    /// the limit. A closed limiter rejects requests in a dry run, too.
     ///
-    /// Tenants that find the table full are not tracked while that lasts: their requests are in no
-    /// figure but that of the capacity, and no drain waits for them.
+    /// A new tenant that finds the table full is not tracked: its requests count only against the
+    /// capacity, and no drain waits for them.
     ///
-    /// Whether a request would have waited is told from how far its tenant is beyond its limit, as if
-    /// those in excess were its line.
+    /// The requests in flight above the limit are treated as the queue when deciding whether a
+    /// request would have been queued or rejected.
     ///
-    /// Switching it on admits all requests that wait. Switching it off takes effect as a cut of a limit
-    /// does: each tenant has the limit again that it had, and nothing is asked of
-    /// [`Limits::from_fn`](crate::Limits::by).
+    /// Enabling dry run admits all queued requests. Disabling it takes effect as lowering a limit
+    /// does: each tenant has its previous limit again, and the function of
+    /// [`Limits::from_fn`] is not called.
     pub fn set_dry_run(&self, on: bool) {
         self.shared.limits.set_dry(on);
-        // The capacity first when it begins and last when it ends: no tenant is without its own
-        // limit where the capacity is meant.
+        // The capacity changes first when the dry run begins and last when it ends: while the
+        // capacity is enforced, so is the limit of each tenant.
         if on {
             self.shared.update_capacity();
         }
@@ -175,13 +181,15 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         }
     }
 
-    /// Lets the limit of one tenant be pretended only, or its limits be meant, whatever applies to the
-    /// others; this stays when the tenant is evicted, until it is [cleared](Self::clear_tenant_dry_run).
+    /// Enables or disables dry run for one tenant, in place of [`set_dry_run`](Self::set_dry_run).
     ///
-    /// The dry run of one tenant pretends the limit and the pause of that tenant. What all tenants
-    /// share stays shared: its requests wait for the [`capacity`](Self::capacity) as those of others
-    /// do, and get no more of it than their share; a full table rejects it if it is new. Only in a dry
-    /// run of [all](Self::set_dry_run) are these pretended, too.
+    /// The setting stays when the tenant is evicted, until
+    /// [`clear_tenant_dry_run`](Self::clear_tenant_dry_run) removes it.
+    ///
+    /// A dry run of one tenant covers its limit and its pause. What all tenants share is still
+    /// enforced: its requests wait for the [`capacity`](Self::capacity) as others do and get no
+    /// more than their share of it, and a full table rejects the tenant if it is new. Only while
+    /// [`set_dry_run`](Self::set_dry_run) is enabled are these in dry run, too.
     ///
     /// # Examples
     ///
@@ -206,7 +214,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         self.pretend(&self.set_own(tenant, |own| own.dry_run = Some(on)));
     }
 
-    /// Lets the limits of one tenant be what those of all are: pretended or meant.
+    /// Removes the dry-run override of one tenant, so that [`set_dry_run`](Self::set_dry_run)
+    /// applies to it again.
     pub fn clear_tenant_dry_run<Q>(&self, tenant: &Q)
     where
         K: Borrow<Q>,
@@ -217,10 +226,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         }
     }
 
-    /// Sets the weight of one tenant, which stays when the tenant is evicted; 0 is taken as 1, and
-    /// more than 1 048 576 as that.
+    /// Sets the weight of one tenant, from 1 to 1 048 576. Values outside that range are clamped.
     ///
-    /// Weights divide the [`capacity`](Self::capacity).
+    /// The [`capacity`](Self::capacity) is divided in proportion to the weights. The weight stays
+    /// when the tenant is evicted, until [`clear_weight`](Self::clear_weight) removes it.
     pub fn set_weight<Q>(&self, tenant: &Q, weight: usize)
     where
         K: Borrow<Q>,
@@ -229,12 +238,12 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         self.weigh(&self.set_own(tenant, |own| own.weight = Some(weight)));
     }
 
-    /// Lets one tenant have the weight again that [`Capacity::weights`](crate::Capacity::weights)
-    /// gives it.
+    /// Removes the weight of one tenant, so that
+    /// [`Capacity::weights`](crate::Capacity::weights) applies to it again.
     ///
     /// # Panics
     ///
-    /// Panics if the function of `weights` does; a tenant that is tracked then keeps its weight.
+    /// Panics if the function of `weights` panics. A tracked tenant then keeps its weight.
     pub fn clear_weight<Q>(&self, tenant: &Q)
     where
         K: Borrow<Q>,
@@ -245,23 +254,24 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         }
     }
 
-    /// Puts all of `settings` in force: the limit of all tenants, the shared capacity, and what
-    /// single tenants have for themselves, which replaces all [`overrides`](Self::overrides).
+    /// Applies all of `settings`: the default limit, the shared capacity, and the per-tenant
+    /// overrides, which replace all existing [`overrides`](Self::overrides).
     ///
-    /// A tenant goes from its old limit to its new one in one step, and is never given a mixture of
-    /// old and new settings. Of two calls at the same time, all of one is in force afterwards. No
-    /// request in flight or waiting is touched but by a limit of 0 or a pause. A
-    /// [`pause`](Self::pause) or limit that was set by hand and is not in `settings` ends.
+    /// The limit of a tenant changes in one step from old to new, and is never derived from a mix
+    /// of old and new settings. Of two concurrent calls, one is in force as a whole afterwards.
+    /// Requests in flight keep their permits, and no queued request is rejected unless its tenant
+    /// is paused or has the limit 0. A [`pause`](Self::pause) or limit that was set before and is
+    /// not in `settings` ends.
     ///
     /// # Errors
     ///
-    /// [`NoCapacity`] if a capacity or a weight is set and the limiter was built without a
-    /// [`capacity`](Self::capacity); nothing is changed then.
+    /// Returns [`NoCapacity`], and changes nothing, if `settings` has a capacity or a weight and
+    /// the limiter was built without a [`capacity`](Self::capacity).
     ///
     /// # Panics
     ///
-    /// As [`clear_limit`](Self::clear_limit) and [`clear_weight`](Self::clear_weight) do, once
-    /// everything else is in force.
+    /// Panics if the function of [`Limits::from_fn`] or of
+    /// [`Capacity::weights`](crate::Capacity::weights) panics, after everything else is in force.
     pub fn apply(&self, settings: Settings<K>) -> Result<(), NoCapacity> {
         if settings.wants_capacity() && self.shared.capacity.get().is_none() {
             return Err(NoCapacity);
@@ -300,8 +310,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         }
     }
 
-    /// Returns how many requests were admitted so far that would have been rejected but for a
-    /// [dry run](Self::set_dry_run).
+    /// Returns how many requests have been admitted so far that would have been rejected without
+    /// the [dry run](Self::set_dry_run).
     #[must_use]
     pub fn would_have_rejected(&self) -> u64 {
         self.shared.home.would_reject.load(Ordering::Relaxed)
@@ -323,9 +333,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         self.shared.limits.clear_own(tenant, clear)
     }
 
-    /// Puts the limit in force that a tenant has now, and tells who watches if it is another.
+    /// Puts the limit of a tenant in force, and notifies the observer if the limit has changed.
     fn put_in_force(&self, change: &Change<K>) {
-        // Even if it is the same: another thread may have set it and not put it in force yet.
+        // Even if it has not changed: another thread may have set it and not put it in force yet.
         self.update_one(change, |tracked| self.shared.update_limit(tracked));
         let limit = change.after.limit_in_force();
         if change.before.limit_in_force() != limit {
@@ -334,7 +344,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         }
     }
 
-    /// Puts in force whether the limit of a tenant is meant.
+    /// Puts in force whether the limit of a tenant is enforced or in dry run.
     fn pretend(&self, change: &Change<K>) {
         self.update_one(change, |tracked| self.shared.update_dry(tracked));
     }
@@ -356,7 +366,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         self.update_all(|tracked| self.shared.update_limit(tracked));
     }
 
-    /// Updates each tenant that is tracked, and panics, if that does, only after all of them.
+    /// Updates each tracked tenant. Resumes the first panic of `update` after all are updated.
     fn update_all(&self, update: impl Fn(&Tracked<K>)) {
         let mut panic = FirstPanic::default();
         for entries in self.shared.table.entries() {

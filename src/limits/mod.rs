@@ -1,7 +1,7 @@
-//! How many requests each tenant may have in flight.
+//! The limits of tenants: the default for all, the per-tenant overrides, and their current version.
 
 pub(crate) mod overrides;
-pub(crate) mod settings;
+pub mod settings;
 
 use std::{borrow::Borrow, fmt, hash::Hash, mem, sync};
 
@@ -17,10 +17,10 @@ use crate::{
     },
 };
 
-/// The limit of each tenant: one number for all, or a function of the tenant.
+/// The limit of each tenant: one number for all tenants, or a function of the tenant.
 ///
-/// 0 pauses a tenant: its requests are rejected at once, queue or not, and do not make it tracked.
-/// Numbers above 1 048 575 are taken as that.
+/// A limit of 0 pauses a tenant: its requests are rejected at once, never queued, and a paused
+/// tenant does not become tracked. Limits above 1 048 575 are taken as 1 048 575.
 ///
 /// # Examples
 ///
@@ -42,19 +42,20 @@ enum Source<K> {
 type Function<K> = dyn Fn(&K) -> usize + Send + Sync;
 
 impl<K> Limits<K> {
-    /// Asks `limit` for each request of a tenant that is not tracked yet, and for each tracked
-    /// tenant whenever the limits are set, which it must not do itself.
+    /// Creates limits from a function of the tenant.
     ///
-    /// It runs under no lock. Should it panic, the request that asked fails with the panic, and
-    /// nothing else changes.
+    /// `limit` is called for each request of a tenant that is not tracked yet, and for each tracked
+    /// tenant when limits are set. It runs without holding a lock. It must not set limits itself.
+    /// If it panics, the request that called it panics, and nothing else changes.
     pub fn from_fn(limit: impl Fn(&K) -> usize + Send + Sync + 'static) -> Self {
-        // The last to let go of it may be a request, or a change of the limits.
+        // The last reference may be dropped by a request or by a setter: a panic in the drop of the
+        // user's function is contained there.
         let limit = Contained::new(limit);
         let limit = move |tenant: &K| limit.get().map_or(0, |limit| limit(tenant));
         Self(Source::Function(sync::Arc::new(limit)))
     }
 
-    /// The number, if it is one for all.
+    /// Returns the limit if it is one number for all tenants.
     pub(crate) fn number(&self) -> Option<usize> {
         match self.0 {
             Source::Number(limit) => Some(limit),
@@ -94,22 +95,24 @@ impl<K> fmt::Debug for Limits<K> {
     }
 }
 
-/// All that is set, as it was set last: every change is one step, with a number of its own.
+/// The current settings, with a version: the edition. Each change is one step, and raises the
+/// edition.
 ///
-/// What is worked out of it is put in force elsewhere, under another lock, and only if
-/// [`is_current`](Self::is_current) holds there: so a change that comes in between is never undone,
-/// and nothing is put in force that no settings said.
+/// A thread reads the settings with their edition, derives a limit without holding a lock, and puts
+/// it in force under the lock of the gate, the pool or the shard, only if
+/// [`is_current`](Self::is_current) returns true there; otherwise it reads again. So a newer change
+/// is never overwritten by an older one, and a limit is never derived from two versions.
 pub(crate) struct EffectiveLimits<K> {
     hasher: RandomState,
     settings: RwLock<Set<K>>,
-    // The number of the last change. Raised while `settings` is locked for writing, so that what is
-    // read under that lock belongs to the number that is read with it.
+    // The number of the last change. Raised while `settings` is locked for writing, so that the
+    // settings and the edition read under one hold of the lock belong together.
     edition: AtomicU64,
 }
 
 struct Set<K> {
     limits: Limits<K>,
-    // Raised when `limits` is replaced: only then is its function asked again.
+    // The version of `limits`. The function is called again only if it has changed.
     issue: u64,
     overrides: Overrides<K>,
     dry: bool,
@@ -117,7 +120,7 @@ struct Set<K> {
     missing: usize,
 }
 
-/// What the settings of one edition say of one tenant.
+/// The settings of one edition for one tenant.
 pub(crate) struct Reading<K> {
     pub(crate) edition: u64,
     pub(crate) own: Override,
@@ -126,17 +129,17 @@ pub(crate) struct Reading<K> {
     all_dry: bool,
 }
 
-/// What the settings of one edition say of all tenants together.
+/// The settings of one edition that are not those of a single tenant.
 #[derive(Clone, Copy)]
 pub(crate) struct Overall {
     pub(crate) edition: u64,
     pub(crate) dry: bool,
     pub(crate) capacity: usize,
-    /// The limit that requests without a tenant share.
+    /// The limit shared by requests without a tenant.
     pub(crate) missing: usize,
 }
 
-/// What the limits for all say of one tenant, and which issue of them.
+/// The default limit of one tenant, with the issue of the limits that it was derived from.
 #[derive(Default)]
 pub(crate) struct CachedLimit(Option<(u64, usize)>);
 
@@ -157,22 +160,26 @@ impl<K> EffectiveLimits<K> {
         }
     }
 
-    /// Whether nothing was changed since that edition.
+    /// Returns whether `edition` is the latest.
+    ///
+    /// Called under the lock that guards what is put in force. A change that this load misses is
+    /// put in force under the same lock later, by the thread that made it.
     pub(crate) fn is_current(&self, edition: u64) -> bool {
+        // Pairs with the raise in `change`.
         self.edition.load(Ordering::Acquire) == edition
     }
 
-    /// Makes what is worked out now stale.
+    /// Raises the edition without a change, so that limits derived until now are not put in force.
     pub(crate) fn raise_edition(&self) {
         self.change(|_| {});
     }
 
     pub(crate) fn set(&self, limits: Limits<K>) {
-        // Dropped after the lock: the function is the user's.
+        // Dropped after the lock is released, since the drop of the function is user code.
         let _stale = self.change(|set| set.replace_limits(limits));
     }
 
-    /// Changes what one tenant has.
+    /// Changes the override of one tenant.
     pub(crate) fn set_own(&self, tenant: K, change: impl FnOnce(&mut Override)) -> Change<K>
     where
         K: Hash + Eq,
@@ -182,7 +189,7 @@ impl<K> EffectiveLimits<K> {
         self.change(|set| set.overrides.set(hash, tenant, change))
     }
 
-    /// Changes what one tenant has, if it has anything.
+    /// Changes the override of one tenant, if it has one.
     pub(crate) fn clear_own<Q>(
         &self,
         tenant: &Q,
@@ -196,8 +203,8 @@ impl<K> EffectiveLimits<K> {
         self.change(|set| set.overrides.clear(hash, tenant, change))
     }
 
-    /// Replaces all overrides and, where they are given, the limits for all and the capacity;
-    /// returns in what single tenants differ.
+    /// Replaces all overrides and, where given, the default limits and the capacity, in one step.
+    /// Returns the overrides that have changed.
     pub(crate) fn replace(
         &self,
         limits: Option<Limits<K>>,
@@ -231,7 +238,7 @@ impl<K> EffectiveLimits<K> {
         overrides
     }
 
-    /// Lets limits be pretended only, of all tenants that have nothing of that kind themselves.
+    /// Enables or disables dry run for all tenants without a dry-run override.
     pub(crate) fn set_dry(&self, dry: bool) {
         self.change(|set| set.dry = dry);
     }
@@ -244,7 +251,7 @@ impl<K> EffectiveLimits<K> {
         self.change(|set| set.missing = limit);
     }
 
-    /// What single tenants have for themselves.
+    /// Returns all overrides.
     pub(crate) fn overrides(&self) -> Vec<(Arc<Tenant<K>>, Override)> {
         read(&self.settings).overrides.list()
     }
@@ -259,12 +266,12 @@ impl<K> EffectiveLimits<K> {
         }
     }
 
-    /// What is set for a tenant now.
+    /// Returns the current settings of a tenant.
     pub(crate) fn read(&self, tenant: &K) -> Reading<K>
     where
         K: Hash + Eq,
     {
-        // Hashed before the lock, and only if there is anything to find.
+        // Hashed without the lock, since `Hash` is user code, and only if there are overrides.
         let is_empty = read(&self.settings).overrides.is_empty();
         let hash = (!is_empty).then(|| self.hasher.hash_one(tenant));
         let set = read(&self.settings);
@@ -284,6 +291,7 @@ impl<K> EffectiveLimits<K> {
     fn change<R>(&self, change: impl FnOnce(&mut Set<K>) -> R) -> R {
         let mut set = write(&self.settings);
         let result = change(&mut set);
+        // Pairs with the Acquire load in `is_current`.
         self.edition.fetch_add(1, Ordering::AcqRel);
         result
     }
@@ -297,7 +305,7 @@ impl<K> Set<K> {
 }
 
 impl<K> Reading<K> {
-    /// The limit of the tenant. The draft is that of an earlier attempt, or empty.
+    /// Returns the limit of the tenant. `draft` holds the result of an earlier attempt, or none.
     pub(crate) fn limit(&self, tenant: &K, draft: &mut CachedLimit) -> usize {
         let own = self.own.limit_in_force();
         own.unwrap_or_else(|| self.common(tenant, draft))
@@ -315,12 +323,12 @@ impl<K> Reading<K> {
         }
     }
 
-    /// Whether the limit is only pretended.
+    /// Returns whether the limit of the tenant is in dry run.
     pub(crate) fn is_dry(&self) -> bool {
         self.own.dry_run.unwrap_or(self.all_dry)
     }
 
-    /// Whether what all tenants share is only pretended for this one, too.
+    /// Returns whether what all tenants share, such as the table, is in dry run for this one, too.
     pub(crate) fn is_dry_of_all(&self) -> bool {
         self.all_dry && self.is_dry()
     }

@@ -1,4 +1,4 @@
-//! What single tenants have for themselves, tracked or not.
+//! Per-tenant overrides, of tracked and untracked tenants.
 
 use std::borrow::Borrow;
 
@@ -6,13 +6,13 @@ use hashbrown::HashTable;
 
 use crate::util::{key::Tenant, sync::Arc};
 
-/// A table with less capacity is not worth shrinking.
+/// A table with at most this capacity is not worth shrinking.
 const KEPT_CAPACITY: usize = 64;
 
-/// What one tenant has for itself, in place of what applies to all.
+/// The settings of one tenant that replace those of all tenants.
 ///
-/// It stays when the tenant is evicted. [`TenantLimiter::overrides`] lists all, and a
-/// [`Settings`](crate::Settings) replaces them.
+/// An override stays when the tenant is evicted. [`TenantLimiter::overrides`] lists all, and a
+/// [`Settings`](crate::settings::Settings) replaces them.
 ///
 /// [`TenantLimiter::overrides`]: crate::TenantLimiter::overrides
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,24 +23,29 @@ const KEPT_CAPACITY: usize = 64;
 )]
 #[non_exhaustive]
 pub struct Override {
-    /// How many of its requests may be in flight; 0 pauses the tenant.
+    /// How many of its requests may be in flight; 0 pauses the tenant. `None` for the default
+    /// limit.
     pub limit: Option<usize>,
-    /// Its weight where a capacity is shared.
+    /// Its weight in the shared capacity. `None` for the weight that
+    /// [`Capacity::weights`](crate::Capacity::weights) gives it.
     pub weight: Option<usize>,
-    /// Whether it is paused, whatever its limit.
+    /// Whether the tenant is paused, whatever its limit.
     pub paused: bool,
-    /// Whether its limits are only [pretended](crate::TenantLimiter::set_dry_run).
+    /// Whether it is in dry run, as [`set_tenant_dry_run`] sets it. `None` to follow
+    /// [`TenantLimiter::set_dry_run`](crate::TenantLimiter::set_dry_run).
+    ///
+    /// [`set_tenant_dry_run`]: crate::TenantLimiter::set_tenant_dry_run
     pub dry_run: Option<bool>,
 }
 
 impl Override {
-    /// The limit in force, if it does not come from what applies to all.
+    /// Returns the limit in force, with a pause as 0; `None` if the default limit applies.
     pub(crate) fn limit_in_force(self) -> Option<usize> {
         if self.paused { Some(0) } else { self.limit }
     }
 }
 
-/// The overrides of some tenants, found by the hash of each.
+/// A table of overrides. The caller computes the hashes.
 pub(crate) struct Overrides<K>(HashTable<Row<K>>);
 
 struct Row<K> {
@@ -73,7 +78,7 @@ impl<K> Overrides<K> {
         row.map_or_else(Override::default, |row| row.own)
     }
 
-    /// Changes what one tenant has.
+    /// Changes the override of one tenant.
     pub(crate) fn set(
         &mut self,
         hash: u64,
@@ -99,7 +104,7 @@ impl<K> Overrides<K> {
         }
     }
 
-    /// Changes what one tenant has, if it has anything; if nothing is left, it is forgotten.
+    /// Changes the override of one tenant, if it has one; removes it if nothing is left of it.
     pub(crate) fn clear<Q>(
         &mut self,
         hash: u64,
@@ -132,13 +137,14 @@ impl<K> Overrides<K> {
             .insert_unique(hash, Row { hash, tenant, own }, |row| row.hash);
     }
 
-    /// All of them. The keys are code of the user, so they are for the caller to clone.
+    /// Returns all overrides. The caller clones the keys, after the lock is released, since `Clone`
+    /// is user code.
     pub(crate) fn list(&self) -> Vec<(Arc<Tenant<K>>, Override)> {
         let row = |row: &Row<K>| (Arc::clone(&row.tenant), row.own);
         self.0.iter().map(row).collect()
     }
 
-    /// In what `self` differs from `old`.
+    /// Returns the overrides that differ between `old` and `self`.
     pub(crate) fn changes_since(&self, old: &Self) -> Vec<Change<K>>
     where
         K: Eq,
@@ -156,7 +162,7 @@ impl<K> Overrides<K> {
             .collect()
     }
 
-    /// What the tenant of a row of another table has here.
+    /// Returns the override in this table of the tenant of `row`, a row of another table.
     fn own(&self, row: &Row<K>) -> Override
     where
         K: Eq,

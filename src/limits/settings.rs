@@ -1,13 +1,12 @@
-//! What may be changed while a limiter runs, all at once: as it is loaded from a file.
+//! The settings of a limiter that can be loaded from a file and applied while it runs.
 
+pub use crate::limits::overrides::Override;
 use std::{collections::HashMap, error, fmt};
 
-use crate::limits::overrides::Override;
-
-/// The limits of a limiter, put in force by [`TenantLimiter::apply`].
+/// The limits of a limiter, applied by [`TenantLimiter::apply`].
 ///
-/// With the feature `serde` it is read from a file. A key that it does not know, and a number that
-/// is negative, are errors; where the format counts lines (TOML does), they name the line.
+/// With the feature `serde` they can be read from a file. An unknown key or a negative number is an
+/// error, which names the line if the format reports lines, as TOML does.
 ///
 /// [`TenantLimiter::apply`]: crate::TenantLimiter::apply
 ///
@@ -15,7 +14,7 @@ use crate::limits::overrides::Override;
 ///
 /// ```
 /// # #[cfg(feature = "serde")] {
-/// use tower_tenant::{Settings, TenantLimiter};
+/// use tower_tenant::{settings::Settings, TenantLimiter};
 ///
 /// let settings: Settings<String> = toml::from_str(
 ///     r#"
@@ -47,16 +46,16 @@ use crate::limits::overrides::Override;
 )]
 #[non_exhaustive]
 pub struct Settings<K> {
-    /// The limit of all tenants that have none of their own; if `None`, it stays as it is.
+    /// The limit of all tenants without a limit of their own. `None` leaves it unchanged.
     pub limit: Option<usize>,
-    /// The capacity that all tenants share; if `None`, it stays as it is.
+    /// The capacity that all tenants share. `None` leaves it unchanged.
     pub capacity: Option<usize>,
-    /// What single tenants have for themselves; all other tenants have nothing of that kind.
+    /// The per-tenant overrides. A tenant that is not listed has no override afterwards.
     pub tenants: HashMap<K, Override>,
 }
 
 impl<K> Settings<K> {
-    /// Whether there is anything in it that only a shared capacity gives a meaning.
+    /// Returns whether a capacity or a weight is set, which needs a shared capacity.
     pub(crate) fn wants_capacity(&self) -> bool {
         self.capacity.is_some() || self.tenants.values().any(|own| own.weight.is_some())
     }
@@ -72,8 +71,8 @@ impl<K> Default for Settings<K> {
     }
 }
 
-/// The error of [`TenantLimiter::apply`]: a capacity or a weight was given to a limiter that was
-/// built without a capacity.
+/// The error of [`TenantLimiter::apply`] if a capacity or a weight is set and the limiter was built
+/// without a capacity.
 ///
 /// [`TenantLimiter::apply`]: crate::TenantLimiter::apply
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

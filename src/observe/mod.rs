@@ -1,9 +1,9 @@
-//! What happens to requests, for whoever wants to know.
+//! Observer hooks: the events that a limiter emits.
 
 #[cfg(feature = "metrics")]
-pub(crate) mod metrics;
+pub mod metrics;
 #[cfg(feature = "tracing")]
-pub(crate) mod trace;
+pub mod trace;
 
 use std::{any::Any, fmt, marker::PhantomData, time::Duration};
 
@@ -15,21 +15,22 @@ use crate::{
     },
 };
 
-/// Is told what happens to the requests of a limiter.
+/// Observes the events of a limiter.
 ///
-/// A closure `Fn(Option<&K>, Event)` is one, `()` ignores everything, and a pair tells both. It is
-/// given to [`TenantLimiter::observer`](crate::TenantLimiter::observer).
+/// It is implemented for closures `Fn(Option<&K>, Event)`, for `()`, which ignores all events, and
+/// for a pair of observers, which notifies both. Set it with
+/// [`TenantLimiter::observer`](crate::TenantLimiter::observer).
 ///
-/// It runs under no lock, on the thread of whoever caused the event, and should be quick. Should it
-/// panic, the panic hook reports that and nothing else changes. An event is told right after its
-/// figures have changed, so that of two threads the second may be told first. Each admitted request
-/// allocates once for it.
+/// The observer runs without a lock held, on the thread that caused the event, and should return
+/// quickly. A panic in it is caught: the panic hook reports it and nothing else changes. An event
+/// is emitted after the counts have changed, so events of two threads may arrive in either order.
+/// With an observer, each admitted request allocates once.
 ///
 /// # Examples
 ///
 /// ```
 /// use std::sync::{Arc, atomic::{AtomicU64, Ordering}};
-/// use tower_tenant::{Event, TenantLimiter};
+/// use tower_tenant::{observe::Event, TenantLimiter};
 ///
 /// let rejections = Arc::new(AtomicU64::new(0));
 /// let count = Arc::clone(&rejections);
@@ -43,77 +44,81 @@ use crate::{
 /// assert_eq!(rejections.load(Ordering::Relaxed), 1);
 /// ```
 pub trait Observer<K>: Send + Sync + 'static {
-    /// Notes an event; `tenant` is `None` for requests that name none.
+    /// Handles an event; `tenant` is `None` for requests without a tenant.
     fn observe(&self, tenant: Option<&K>, event: Event);
 
-    /// Returns whether [`Event::Released`] is to tell how long the slot was held, which reads the
-    /// clock twice more for each request. Asked once.
+    /// Returns whether [`Event::Released`] should report how long the permit was held.
+    ///
+    /// This reads the clock two more times per request. It is called once, when the observer is
+    /// set.
     fn times_holds(&self) -> bool {
         false
     }
 }
 
-/// What happens to a tenant, or to a request of it.
+/// An event of a limiter, about a tenant or one of its requests.
 ///
-/// Of each request that is limited, one of `Admitted`, `Rejected` and `Cancelled` is told, and
-/// `Released` of each that was admitted.
+/// Each limited request emits exactly one of `Admitted`, `Rejected` and `Cancelled`. Each admitted
+/// request also emits `Released`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// The tenant starts to be tracked.
+    /// The limiter started to track the tenant.
     Tracked,
-    /// The tenant was idle and is not tracked any more.
+    /// The tenant was idle and was evicted: it is no longer tracked.
     Evicted,
-    /// The task that evicts idle tenants has ended and will not be started again, since the runtime
-    /// it was started on has no time driver; see [`Evictor`](crate::Evictor).
+    /// The task that evicts idle tenants ended and will not be restarted, because its runtime has
+    /// no time driver; see [`Evictor`](crate::limiter::Evictor).
     EvictorStopped,
-    /// Slots are not taken back any more when their [time](crate::MaxHold) is up, since the runtime
-    /// that the task was started on has no time driver.
+    /// Permits no longer expire after [`MaxHold`](crate::limiter::MaxHold), because the runtime of the task
+    /// that expires them has no time driver.
     MaxHoldStopped,
-    /// A request starts to wait.
+    /// A request was queued.
     Queued,
     /// A request was admitted.
     Admitted {
-        /// How long it waited, if it did.
+        /// How long the request waited; `None` if it was not queued.
         waited: Option<Duration>,
     },
     /// A request was rejected.
     Rejected {
-        /// What the caller is told.
+        /// The rejection that the caller gets.
         rejected: Rejected,
-        /// How long it waited, if it did.
+        /// How long the request waited; `None` if it was not queued.
         waited: Option<Duration>,
     },
-    /// In a dry run: a request that is admitted would have been rejected. The next event of it is
-    /// `Admitted`, unless no limiter could hold it: it names no tenant.
+    /// In a dry run: an admitted request would have been rejected.
+    ///
+    /// Its next event is `Admitted`. A request without a tenant that takes no permit has no
+    /// further event.
     WouldReject {
-        /// What the caller would have been told.
+        /// The rejection that the caller would have got.
         rejected: Rejected,
     },
-    /// In a dry run: a request that is admitted would have had to wait.
+    /// In a dry run: an admitted request would have been queued.
     WouldQueue,
-    /// A request was dropped by its caller while it waited.
+    /// The caller dropped a request while it was queued.
     Cancelled {
-        /// How long it waited.
+        /// How long the request waited.
         waited: Duration,
     },
-    /// A request that was admitted has given its slot back.
+    /// An admitted request released its permit.
     Released {
         /// How the request ended.
         outcome: Outcome,
-        /// How long it held the slot, if the observer [times holds](Observer::times_holds).
+        /// How long the permit was held, if [`Observer::times_holds`] returned `true`.
         held: Option<Duration>,
     },
-    /// The limit of a tenant was set, cleared, or overruled by a pause; without a tenant, the limit
-    /// of all that have none of their own.
+    /// The limit of a tenant was set or cleared, or the tenant was paused. Without a tenant, the
+    /// default limit changed: that of all tenants without an override.
     LimitChanged {
-        /// The limit that was set, 0 for a pause. `None` if it was cleared, so that the limit of
-        /// all applies, or if that of all is worked out by a function.
+        /// The new limit; 0 for a pause. `None` if the override was cleared, so that the default
+        /// applies, or if the default is computed by a function.
         limit: Option<usize>,
     },
-    /// The capacity that all tenants share was set.
+    /// The shared capacity was set.
     CapacityChanged {
-        /// How many requests may be in flight.
+        /// The maximum number of requests in flight over all tenants.
         slots: usize,
     },
 }
@@ -122,30 +127,30 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// There was a response, and all of its body was handed out if the slot was held for that long;
-    /// or a [`Permit`](crate::Permit) that was taken without a layer was dropped; or a handler gave
-    /// the slot back before, by `SharedPermit::release`.
+    /// The inner service responded and, if the permit was held for the body, the whole body was
+    /// handed to the server; or a [`Permit`](crate::Permit) acquired without a layer was dropped;
+    /// or a handler released the permit early with `SharedPermit::release`.
     ///
-    /// All is what the `Content-Length` says, or else the exact size that the body knows; without
-    /// either, all up to its end or its trailers. A response that has no body is complete with its
-    /// head: the answer to a HEAD, a 204, a 304, an upgrade by 101, and a 2xx to a CONNECT. That the
-    /// last bytes were handed to the server does not say that they came to the client: who hangs up
-    /// after that is not told from who has read them.
+    /// The length of the body is its `Content-Length`, or else its exact size hint; without either,
+    /// the body is complete at its end or its trailers. A response without a body is complete with
+    /// its head: a response to HEAD, a 204, a 304, a 101, and a 2xx to CONNECT. The bytes handed to
+    /// the server may not have reached the client: if the client disconnects afterwards, the
+    /// request still counts as completed.
     #[default]
     Completed,
-    /// The inner service or the response body failed, or the body ended before it had given what the
-    /// `Content-Length` says.
+    /// The inner service or the response body failed, or the body was shorter than its
+    /// `Content-Length`.
     Failed,
-    /// The request, or its response body, was dropped before its end, as when the client hangs up;
-    /// or it panicked.
+    /// The request or its response body was dropped before its end, for example because the client
+    /// disconnected; or it panicked.
     Cancelled,
-    /// Its slot was taken back when the [time](crate::MaxHold) for that was up, before the request
-    /// ended. Nothing more is told of it.
+    /// The permit expired before the request ended; see [`MaxHold`](crate::limiter::MaxHold). The request
+    /// emits no further event.
     Expired,
 }
 
 impl Outcome {
-    /// How a request ends that is answered by `result`.
+    /// Returns the outcome of a request whose inner service returned `result`.
     #[inline]
     pub(crate) fn of<T, E>(result: &Result<T, E>) -> Self {
         match result {
@@ -179,9 +184,9 @@ impl<K, A: Observer<K>, B: Observer<K>> Observer<K> for (A, B) {
     }
 }
 
-/// An observer, whatever the type of its tenants.
+/// An observer with the type of its tenants erased.
 pub(crate) struct Observers {
-    // The last permit may be what drops it.
+    // Contained, since the last permit may drop it and its drop may panic.
     observer: Contained<Box<dyn Observe>>,
     pub(crate) times_holds: bool,
 }
@@ -200,7 +205,7 @@ impl<K: 'static, O: Observer<K>> Observe for Erased<K, O> {
 }
 
 impl Observers {
-    /// `None` for `()`, which wants to know nothing.
+    /// Erases the type of `observer`. `None` for `()`, which ignores all events.
     pub(crate) fn new<K: 'static>(observer: impl Observer<K>) -> Option<Self> {
         if (&observer as &dyn Any).is::<()>() {
             return None;
@@ -211,7 +216,7 @@ impl Observers {
         })
     }
 
-    /// Tells the observer; `tenant` is a [`Tenant`], or anything else for none.
+    /// Notifies the observer; `tenant` is a [`Tenant`], or any other type for no tenant.
     pub(crate) fn tell(&self, tenant: &dyn Any, event: Event) {
         if let Some(observer) = self.observer.get() {
             observer.tell(tenant, event);

@@ -1,4 +1,4 @@
-//! What happens in a limiter, through `tracing`.
+//! An observer that emits `tracing` events.
 
 use std::{fmt, time::Duration};
 
@@ -6,7 +6,9 @@ use tracing::{Span, debug, info, trace, warn};
 
 use crate::observe::{Event, Observer, Outcome};
 
-/// Tells `tracing` of rejections, waits and new limits, at `DEBUG` unless said below, under the target `tower_tenant`.
+/// Emits `tracing` events for rejections, waits and changed limits.
+///
+/// The target is `tower_tenant`. The level is `DEBUG` unless the table says otherwise.
 ///
 /// | event | fields |
 /// |---|---|
@@ -14,23 +16,26 @@ use crate::observe::{Event, Observer, Outcome};
 /// | `request would be rejected` | `reason`, `limit`, `in_flight` |
 /// | `request waited` | `waited_ms` |
 /// | `request left the queue` | `waited_ms` |
-/// | `limit changed`, at `INFO` | `limit`: without it, that for all or a function; without a tenant, for all |
+/// | `limit changed`, at `INFO` | `limit`: absent for the default or a function |
 /// | `capacity changed`, at `INFO` | `capacity` |
 /// | `tenant evicted`, at `TRACE` | |
 /// | `slot taken back`, at `INFO` | `held_ms` |
 /// | `idle tenants are not evicted`, at `WARN` | |
 /// | `slots are not taken back`, at `WARN` | |
 ///
-/// How long a request waited is also recorded in the field `queue_wait_ms` of the current span, if
-/// the span was made with such a field. A flood is a line for each rejection, for whoever asks for
-/// `DEBUG`; counting is for metrics.
+/// `limit changed` has no `tenant` if the default limit changed: that of all tenants without an
+/// override.
 ///
-/// The tenant is a field, `tenant`, only by choice: [`tenant`](Self::tenant).
+/// The wait of a request is also recorded in the field `queue_wait_ms` of the current span, if the
+/// span was created with that field. At `DEBUG`, a flood logs one event per rejection; to count
+/// rejections, use metrics.
+///
+/// The field `tenant` is only set if a function for the name is given: [`tenant`](Self::tenant).
 ///
 /// # Examples
 ///
 /// ```
-/// use tower_tenant::{TenantLimiter, Trace};
+/// use tower_tenant::{observe::trace::Trace, TenantLimiter};
 ///
 /// let limiter = TenantLimiter::<String>::new(4)
 ///     .observer(Trace::new().tenant(|tenant: &String| tenant.clone()));
@@ -42,13 +47,13 @@ pub struct Trace<K> {
 type Name<K> = dyn Fn(&K) -> String + Send + Sync;
 
 impl<K> Trace<K> {
-    /// Makes an observer that names no tenant.
+    /// Creates an observer whose events do not name the tenant.
     #[must_use]
     pub fn new() -> Self {
         Self { name: None }
     }
 
-    /// Tells who the tenant is, as `name` says.
+    /// Adds the field `tenant` to events, with the value that `name` returns.
     #[must_use]
     pub fn tenant(self, name: impl Fn(&K) -> String + Send + Sync + 'static) -> Self {
         Self {

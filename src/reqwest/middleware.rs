@@ -1,4 +1,4 @@
-//! The limiter as a middleware of reqwest-middleware.
+//! The limiter as a middleware for reqwest-middleware.
 
 use std::{borrow::Cow, fmt, hash::Hash};
 
@@ -20,25 +20,25 @@ use crate::{
     service::service::{Passage, decide},
 };
 
-/// Caps how many requests of one tenant a client of reqwest-middleware has in flight.
+/// Limits how many requests of one tenant a client of reqwest-middleware has in flight.
 ///
-/// A rejection is a [`reqwest_middleware::Error::Middleware`] that downcasts to [`Rejected`], which
-/// reqwest-retry takes for final; [`respond`](Self::respond) makes it a response. An error that has
-/// come through reqwest-retry has the [`Rejected`] among its sources. A rejected request is dropped
-/// unread, and no request is ever cloned or buffered here.
+/// A rejection is a [`reqwest_middleware::Error::Middleware`] that downcasts to [`Rejected`];
+/// reqwest-retry does not retry it. With [`respond`](Self::respond) it is a response instead. An
+/// error that was returned through reqwest-retry has the [`Rejected`] among its sources. The body
+/// of a rejected request is not read, and requests are never cloned or buffered.
 ///
-/// The permit is held to the end of the response body; [`hold`](Self::hold) changes that. Read or
-/// drop the response.
+/// The permit is held until the end of the response body; [`hold`](Self::hold) changes that. Read
+/// the response to its end, or drop it.
 ///
-/// The place in the stack decides what a slot stands for. Above reqwest-retry it is a request with
-/// all its attempts and the pauses between them. Below it is one attempt; but reqwest-retry keeps a
-/// failed response until its pause is over, and with it the slot, unless the response has no body or
-/// the permit is held to its [head](Hold::Head).
+/// The position in the stack decides what a permit covers. Above reqwest-retry, it covers a request
+/// with all its attempts and the pauses between them. Below, it covers one attempt. But
+/// reqwest-retry keeps a failed response, and with it the permit, until its pause is over, unless
+/// the response has no body or the permit is held to its [head](Hold::Head) only.
 ///
 /// # Cancel safety
 ///
-/// Dropping the future of a request drops what runs of it first, then gives the permit back, or
-/// gives up the place in the queue.
+/// Dropping the future of a request drops the running request first and then releases the permit.
+/// A queued request leaves the queue and takes no permit.
 ///
 /// # Examples
 ///
@@ -46,7 +46,7 @@ use crate::{
 /// use http::Extensions;
 /// use reqwest::{Client, Request};
 /// use reqwest_middleware::ClientBuilder;
-/// use tower_tenant::{Overflow, Rejected, TenantLimiter, TenantMiddleware};
+/// use tower_tenant::{reqwest::TenantMiddleware, Overflow, Rejected, TenantLimiter};
 ///
 /// #[derive(Clone, PartialEq, Eq, Hash)]
 /// struct Customer(u64);
@@ -80,12 +80,14 @@ pub struct TenantMiddleware<K> {
 type Extract<K> = Box<dyn Fn(&Request, &Extensions) -> Result<K, NoTenant> + Send + Sync>;
 
 impl<K> TenantMiddleware<K> {
-    /// Makes a middleware that takes permits of `limiter` for the tenants that `extract` takes out
-    /// of a request and the extensions that go with it: a closure that returns `Option<K>`, or
-    /// `Result<K, NoTenant>`, which can say that a tenant is invalid.
+    /// Creates a middleware that acquires permits of `limiter`, for the tenant that `extract`
+    /// returns.
     ///
-    /// Requests that wait do so as the [`Overflow`](crate::Overflow) of this handle of the limiter
-    /// says.
+    /// `extract` gets the request and its extensions. It returns `Option<K>`, or
+    /// `Result<K, NoTenant>` to distinguish a missing tenant from an invalid one.
+    ///
+    /// Requests are queued according to the [`Overflow`](crate::Overflow) of this handle of the
+    /// limiter.
     pub fn new<F, A>(limiter: TenantLimiter<K>, extract: F) -> Self
     where
         F: Fn(&Request, &Extensions) -> A + Send + Sync + 'static,
@@ -102,9 +104,9 @@ impl<K> TenantMiddleware<K> {
         }
     }
 
-    /// Sets what becomes of a request that names no tenant; by default it is rejected.
+    /// Sets the policy for requests without a tenant; by default they are rejected.
     ///
-    /// The limit of [`MissingTenant::Share`] is shared by all handles of the limiter.
+    /// The limit of [`MissingTenant::Share`] belongs to the limiter, so all its handles share it.
     pub fn missing(self, missing: MissingTenant) -> Self {
         if let MissingTenant::Share(limit) = missing {
             self.limiter.set_nameless_limit(limit);
@@ -112,16 +114,16 @@ impl<K> TenantMiddleware<K> {
         Self { missing, ..self }
     }
 
-    /// Sets how long an admitted request keeps its permit.
+    /// Sets how long an admitted request holds its permit.
     pub fn hold(self, hold: Hold) -> Self {
         Self { hold, ..self }
     }
 
-    /// Answers rejected requests with the response that
-    /// [`http`](crate::TenantConcurrencyLayer::http) describes, as if it came from the URL of the
-    /// request.
+    /// Returns a response for rejected requests instead of an error.
     ///
-    /// reqwest-retry takes a 429 and a 503 for a reason to try again, whoever they are from.
+    /// It is the response described by [`http`](crate::TenantConcurrencyLayer::http), with
+    /// the URL of the request. Note that reqwest-retry retries responses with the status 429 or
+    /// 503, including these.
     pub fn respond(self) -> Self {
         Self {
             responds: true,
@@ -158,7 +160,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantMiddleware<K> {
 
 fn error(rejected: Rejected) -> Error {
     match Error::middleware(rejected) {
-        // Others wrap the error and then show no more of it than its sources.
+        // Outer middleware may wrap the error and expose only its sources.
         Error::Middleware(error) => Error::Middleware(error.context("the request was not sent")),
         error @ Error::Reqwest(_) => error,
     }
@@ -176,8 +178,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Middleware for TenantMiddlewa
             Ok(permit) => permit,
             Err(rejected) => return self.reject(&req, rejected),
         };
-        // Dropped by name: what is dropped at the end of a statement or scope leaks its result,
-        // and the slots that this may hold, should the drop panic.
+        // Dropped explicitly: if the drop panicked at the end of a statement or scope, the result
+        // would leak, and with it the permits that it may hold.
         let mut running = next.run(req, extensions);
         let result = (&mut running).await;
         drop(running);

@@ -1,7 +1,10 @@
-//! Permits held by the bodies of reqwest's responses.
+//! Permits held by the response bodies of reqwest.
 
 #[cfg(feature = "reqwest-middleware")]
 pub(crate) mod middleware;
+
+#[cfg(feature = "reqwest-middleware")]
+pub use self::middleware::TenantMiddleware;
 
 use http::response::Builder;
 use reqwest::{Body, Response, ResponseBuilderExt, Url};
@@ -42,7 +45,7 @@ impl<Req, E: Into<BoxError>> Mode<Req, Response, E> for BodyErrors {
     }
 }
 
-/// Lets the body of a response keep the permit.
+/// Moves the permit into the body of the response, or releases it if there is no response.
 pub(crate) fn held_by_body<E>(
     result: Result<Response, E>,
     permit: Option<Permit>,
@@ -63,7 +66,7 @@ fn hold(response: Response, permit: Permit) -> Response {
     respond(ResponseBody::hold(response, Asked::default(), slot), url)
 }
 
-/// Makes a response from `url` for callers of reqwest.
+/// Converts a response into one of reqwest with the URL `url`.
 pub(crate) fn respond(response: http::Response<ResponseBody<Body>>, url: Url) -> Response {
     let mut response = response.map(Body::wrap);
     // reqwest takes the URL from an extension of a private type, which only a builder can set.

@@ -1,4 +1,4 @@
-//! The future of one request, from its decision to its response.
+//! The response future of one request: queued, admitted, running, or rejected.
 
 use std::{
     fmt,
@@ -20,12 +20,12 @@ use crate::{
 pin_project! {
     /// The response future of [`TenantConcurrency`](crate::TenantConcurrency).
     ///
-    /// It is not boxed. Waiting allocates once, for the place in the queue.
+    /// It is not boxed. A request that is queued allocates once, for its place in the queue.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it drops the inner future first, then gives the permit back, or gives up the place
-    /// in the queue.
+    /// Dropping the future drops the inner future first and then releases the permit. A queued
+    /// request leaves the queue and takes no permit.
     pub struct ResponseFuture<S, Req, F>
     where
         S: Service<Req>,
@@ -43,7 +43,7 @@ pin_project! {
         S: Service<Req>,
         F: Mode<Req, S::Response, S::Error>,
     {
-        // Its tenant is full.
+        // Queued: waits for a permit.
         Waiting {
             work: Option<(S, Req)>,
             mode: F,
@@ -58,10 +58,10 @@ pin_project! {
         Running {
             #[pin]
             future: S::Future,
-            // Declared last so that the work is dropped before the slot it stands for is free.
+            // Declared last so that the inner future is dropped before its permit is released.
             guard: F::Guard,
         },
-        // Rejected, or the inner service failed to get ready.
+        // Rejected, or the inner service failed in `poll_ready`.
         Answered {
             answer: Option<Result<F::Response, F::Error>>,
         },
@@ -125,7 +125,7 @@ where
                 StateProj::Readying { work, guard } => match ready!(poll_ready(work, cx)) {
                     Ok(()) => State::called(work.take(), mem::take(guard)),
                     Err(error) => {
-                        // Before the slot is free, as always.
+                        // Dropped before the permit is released, like the inner future.
                         *work = None;
                         State::answered(F::finish(mem::take(guard), Err(error)))
                     }
@@ -147,8 +147,9 @@ where
     }
 }
 
-// What a function still owns when it returns is dropped after its result is made; should that panic,
-// the result is leaked, and with it the slot. So all that is the user's is dropped before.
+// A function drops its locals after it has built its result. If such a drop panics, the result
+// leaks, and with it the permit. So values of the user's types are dropped before the result is
+// built.
 impl<S, Req, F> State<S, Req, F>
 where
     S: Service<Req>,

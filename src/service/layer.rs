@@ -1,4 +1,4 @@
-//! The layer: where the state lives.
+//! The layer, which owns the limiter.
 
 use std::{fmt, sync::Arc};
 
@@ -17,15 +17,15 @@ use crate::{
     tenant::max_hold::MaxHold,
 };
 
-/// Caps how many requests of one tenant run at once in the services it wraps.
+/// Limits how many requests of one tenant are in flight in the services it wraps.
 ///
-/// The state lives in the layer: all services that one layer value makes, and those its clones
-/// make, share their limits. Wrapping a service clones a handle and does nothing else.
+/// The layer owns the state: all services made by one layer, or by its clones, share their limits.
+/// Wrapping a service only clones a handle.
 ///
-/// `K` is the id of a tenant, `X` takes it out of a request ([`ExtractTenant`]), and `F` is how a
-/// rejection looks: an error ([`Errors`], for any request) or, by `http`, a response.
+/// `K` is the key of a tenant. `X` extracts it from a request ([`ExtractTenant`]). `F` is the form
+/// of a rejection: an error ([`Errors`], for any type of request), or a response with `http`.
 ///
-/// [`ExtractTenant`]: crate::ExtractTenant
+/// [`ExtractTenant`]: crate::extract::ExtractTenant
 ///
 /// # Examples
 ///
@@ -56,15 +56,16 @@ pub struct TenantConcurrencyLayer<K, X, F = Errors> {
 }
 
 impl<K, X> TenantConcurrencyLayer<K, X> {
-    /// Makes a layer that lets each tenant have as many requests in flight as `limits` says, a
-    /// number or [`Limits::from_fn`], and takes the tenant out of a request by `extract`.
+    /// Creates a layer that limits each tenant to `limits` requests in flight, and finds the tenant
+    /// of a request with `extract`.
     ///
-    /// It needs no runtime.
+    /// `limits` is a number, or a function of the tenant: [`Limits::from_fn`]. No runtime is
+    /// needed to create the layer.
     pub fn new(limits: impl Into<Limits<K>>, extract: X) -> Self {
         Self::with_limiter(TenantLimiter::new(limits), extract)
     }
 
-    /// Makes a layer that shares its limits with other users of `limiter`.
+    /// Creates a layer that shares the limits of `limiter` with its other users.
     pub fn with_limiter(limiter: TenantLimiter<K>, extract: X) -> Self {
         Self::of(Config {
             limiter,
@@ -76,7 +77,7 @@ impl<K, X> TenantConcurrencyLayer<K, X> {
 }
 
 impl<K, X, F> TenantConcurrencyLayer<K, X, F> {
-    /// Returns the limiter behind the layer, to look at and to change its limits while it runs.
+    /// Returns the limiter of the layer, through which limits can be read and changed at run time.
     #[must_use]
     pub fn limiter(&self) -> &TenantLimiter<K> {
         &self.settings.limiter
@@ -90,31 +91,31 @@ impl<K, X, F> TenantConcurrencyLayer<K, X, F> {
 }
 
 impl<K, X: Clone, F: Clone> TenantConcurrencyLayer<K, X, F> {
-    /// Sets what becomes of a request whose tenant is at its limit; by default it is rejected.
+    /// Sets the policy for requests of a tenant that is at its limit; by default they are rejected.
     pub fn overflow(self, overflow: Overflow) -> Self {
         self.map_limiter(|limiter| limiter.overflow(overflow))
     }
 
-    /// Bounds how many tenants are tracked; see [`TenantLimiter::max_tenants`].
+    /// Sets the maximum number of tracked tenants; see [`TenantLimiter::max_tenants`].
     pub fn max_tenants(self, max: usize) -> Self {
         self.map_limiter(|limiter| limiter.max_tenants(max))
     }
 
-    /// Bounds how many requests are in flight over all tenants, and divides the slots fairly; see
-    /// [`TenantLimiter::capacity`].
+    /// Limits how many requests of all tenants are in flight, and shares the capacity fairly among
+    /// tenants; see [`TenantLimiter::capacity`].
     ///
     /// # Panics
     ///
-    /// Panics if the limiter has a capacity already, or tracks tenants.
+    /// Panics if the limiter already has a capacity, or already tracks tenants.
     pub fn capacity(self, capacity: impl Into<Capacity<K>>) -> Self {
         self.map_limiter(|limiter| limiter.capacity(capacity))
     }
 
-    /// Tells `observer` what happens to requests; see [`TenantLimiter::observer`].
+    /// Sets the observer of the limiter's events; see [`TenantLimiter::observer`].
     ///
     /// # Panics
     ///
-    /// Panics if the limiter has an observer already, or is in use.
+    /// Panics if the limiter already has an observer, or is in use.
     pub fn observer(self, observer: impl Observer<K>) -> Self
     where
         K: 'static,
@@ -131,23 +132,23 @@ impl<K, X: Clone, F: Clone> TenantConcurrencyLayer<K, X, F> {
         self.map_limiter(TenantLimiter::count_requests)
     }
 
-    /// Bounds how long a request may hold its slot; see [`TenantLimiter::max_hold`].
+    /// Sets how long a request may hold its permit; see [`TenantLimiter::max_hold`].
     ///
     /// # Panics
     ///
-    /// Panics if the limiter has such a bound already, or is in use.
+    /// Panics if the limiter already has a maximum hold time, or is in use.
     pub fn max_hold(self, max: impl Into<MaxHold>) -> Self {
         self.map_limiter(|limiter| limiter.max_hold(max))
     }
 
-    /// Sets when idle tenants are forgotten.
+    /// Sets when idle tenants are evicted; see [`TenantLimiter::evictor`].
     pub fn evictor(self, evictor: Evictor) -> Self {
         self.map_limiter(|limiter| limiter.evictor(evictor))
     }
 
-    /// Sets what becomes of a request that names no tenant; by default it is rejected.
+    /// Sets the policy for requests without a tenant; by default they are rejected.
     ///
-    /// The limit of [`MissingTenant::Share`] is shared by all handles of the limiter.
+    /// The limit of [`MissingTenant::Share`] belongs to the limiter, so all its handles share it.
     pub fn missing(self, missing: MissingTenant) -> Self {
         if let MissingTenant::Share(limit) = missing {
             self.limiter().set_nameless_limit(limit);
@@ -158,19 +159,20 @@ impl<K, X: Clone, F: Clone> TenantConcurrencyLayer<K, X, F> {
         })
     }
 
-    /// Lets the requests that `exempts` returns `true` for pass unlimited, and counts them: health
-    /// checks, preflights, streams that another layer limits.
+    /// Exempts the requests for which `exempts` returns `true` from all limits, and counts them.
     ///
-    /// It is asked first: nothing else is asked of the request, no tenant is tracked for it, and it
-    /// passes even if the limiter is closed. Should it panic, the request fails with the panic, and
-    /// nothing else changes. Of several, any may exempt a request.
+    /// Use it for health checks, CORS preflights, or streams that another layer limits. `exempts`
+    /// runs before the extractor: the tenant of an exempt request is not extracted or tracked, and
+    /// the request is admitted even if the limiter is closed. If `exempts` panics, the panic
+    /// reaches the caller and nothing else changes. If `exempt` is called several times, a request
+    /// is exempt if any of the closures returns `true`.
     ///
     /// # Examples
     ///
     /// ```
     /// # #[cfg(feature = "http")] {
     /// use http::{Method, Request};
-    /// use tower_tenant::{TenantConcurrencyLayer, header};
+    /// use tower_tenant::{header, TenantConcurrencyLayer};
     ///
     /// let layer = TenantConcurrencyLayer::<String, _>::new(4, header("x-tenant-id"))
     ///     .exempt(|req: &Request<_>| {
@@ -206,7 +208,7 @@ impl<K, X: Clone, F: Clone> TenantConcurrencyLayer<K, X, F> {
         })
     }
 
-    // Clones of the layer, and what it has wrapped already, keep the settings they have.
+    // Clones of the layer, and services it has wrapped already, keep their settings.
     fn map<Y, G>(
         self,
         map: impl FnOnce(Config<K, X, F>) -> Config<K, Y, G>,

@@ -1,4 +1,4 @@
-//! How a rejection looks to the caller, and how long an admitted request keeps its permit.
+//! The form of a rejection, and how long an admitted request holds its permit.
 
 use crate::{
     error::{BoxError, Error},
@@ -7,30 +7,32 @@ use crate::{
     rejected::Rejected,
 };
 
-/// How a rejection looks to the caller, and how long an admitted request keeps its permit.
+/// The form in which the caller gets a rejection, and how long an admitted request holds its
+/// permit.
 ///
-/// It is chosen by the methods of [`TenantConcurrencyLayer`](crate::TenantConcurrencyLayer) and
-/// implemented by this crate only.
+/// The methods of [`TenantConcurrencyLayer`](crate::TenantConcurrencyLayer) select it. The trait is
+/// sealed.
 pub trait Mode<Req, Res, E>: Clone + sealed::Sealed {
-    /// What the service responds with.
+    /// The response of the service.
     type Response;
-    /// What the service fails with.
+    /// The error of the service.
     type Error;
-    /// What an admitted request takes along: its permit, and how it ends.
+    /// The state of an admitted request: its permit, and what is needed to finish the response.
     type Guard: Default;
 
-    /// Prepares an admitted request; without a permit if it is not limited.
+    /// Prepares an admitted request. `permit` is `None` if the request is not limited.
     #[doc(hidden)]
     fn admit(&self, req: &mut Req, permit: Option<Permit>) -> Self::Guard;
 
-    /// Answers an admitted request whose inner future is finished and dropped.
+    /// Makes the result of an admitted request, after its inner future has completed.
     #[doc(hidden)]
     fn finish(guard: Self::Guard, result: Result<Res, E>) -> Result<Self::Response, Self::Error>;
 
-    /// Answers a rejected request.
+    /// Makes the result of a rejected request.
     #[doc(hidden)]
     fn reject(&self, req: &Req, rejected: Rejected) -> Result<Self::Response, Self::Error>;
 
+    /// Converts an error of the inner service's `poll_ready`.
     #[doc(hidden)]
     fn fail(error: E) -> Self::Error;
 }
@@ -39,7 +41,8 @@ pub(crate) mod sealed {
     pub trait Sealed {}
 }
 
-/// Rejections are errors; the permit is held until the inner service has responded.
+/// The mode in which rejections are errors, and the permit is held until the inner service
+/// responds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Errors(pub(crate) ());
 

@@ -1,4 +1,4 @@
-//! The service: one request, one decision.
+//! The service, which admits, queues or rejects each request.
 
 use std::{
     borrow::{Borrow, Cow},
@@ -24,21 +24,21 @@ use crate::{
     util::panic::catch_panic,
 };
 
-/// Caps how many requests of one tenant run at once in `S`; made by
+/// Limits how many requests of one tenant are in flight in `S`; created by
 /// [`TenantConcurrencyLayer`](crate::TenantConcurrencyLayer).
 ///
-/// Being ready means that the inner service is: whether there is room is known only once the
-/// request, and with it the tenant, is there. A request that is admitted at once goes to the very
-/// instance that was readied. One that has to wait goes to a clone, which is readied when the
-/// request is admitted, so that it holds nothing of the inner service while it waits.
+/// `poll_ready` only polls the inner service, since the tenant is not known before `call`. A
+/// request that is admitted at once is sent to the instance that was polled ready. A request that
+/// is queued is sent to a clone, which is polled ready after the request is admitted, so that a
+/// queued request reserves nothing in the inner service.
 pub struct TenantConcurrency<S, K, X, F> {
     inner: S,
-    // One handle for all: cloning the service, as servers do with each request, counts one
-    // reference however much there is in it.
+    // In one `Arc`, so that a clone of the service, which servers make for each request, changes
+    // one reference count only.
     settings: Arc<Config<K, X, F>>,
 }
 
-/// What a layer and the services it makes have in common.
+/// The configuration that a layer and its services share.
 pub(crate) struct Config<K, X, F> {
     pub(crate) limiter: TenantLimiter<K>,
     pub(crate) extract: X,
@@ -51,23 +51,23 @@ impl<S, K, X, F> TenantConcurrency<S, K, X, F> {
         Self { inner, settings }
     }
 
-    /// Returns the limiter behind the service.
+    /// Returns the limiter of the service.
     #[must_use]
     pub fn limiter(&self) -> &TenantLimiter<K> {
         &self.settings.limiter
     }
 
-    /// Returns the inner service.
+    /// Returns a reference to the inner service.
     pub fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// Returns the inner service, for changing it.
+    /// Returns a mutable reference to the inner service.
     pub fn get_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 
-    /// Returns the inner service and drops the handle of the limiter.
+    /// Consumes the service and returns the inner service.
     pub fn into_inner(self) -> S {
         self.inner
     }
@@ -93,7 +93,7 @@ where
         let readied = Readied(&mut self.inner);
         match self.settings.decide(&req) {
             Ok(Passage::Open(permit)) => {
-                // Before the call, so that the permit outlives what a panic drops.
+                // Made before the call: if the call panics, the permit is released last.
                 let guard = mode.admit(&mut req, permit);
                 ResponseFuture::running(readied.call(req), guard)
             }
@@ -105,7 +105,7 @@ where
             Err(rejected) => {
                 drop(readied);
                 let answer = mode.reject(&req, rejected);
-                // Not at the end of the scope, where its panic would leak the answer.
+                // Dropped here: a panic of its drop at the end of the scope would leak the answer.
                 drop(req);
                 ResponseFuture::rejected(answer)
             }
@@ -115,10 +115,10 @@ where
 
 /// The inner service, ready for one call.
 ///
-/// If it is not called, because the request is not admitted or code of the user panicked, a clone
-/// takes its place: it may hold something, such as a slot of a shared limit, and the caller may
-/// leave the service alone after the call for as long as it likes. That may be while a panic
-/// unwinds, so that none may come of it.
+/// If it is not called, because the request is not admitted or because user code panicked, `Drop`
+/// replaces it with a clone. A service that is ready may hold a resource, such as a permit of a
+/// shared limit, and the caller may keep the service without calling it again. `Drop` may run
+/// during unwinding, so it catches panics.
 struct Readied<'s, S: Clone>(&'s mut S);
 
 impl<S: Clone> Readied<'_, S> {
@@ -140,7 +140,7 @@ impl<S: Clone> Drop for Readied<'_, S> {
     }
 }
 
-/// How a request that is not rejected goes on. Without a permit if it is not limited.
+/// The decision on a request that is not rejected. `Open(None)` if the request is not limited.
 pub(crate) enum Passage {
     Open(Option<Permit>),
     Waits(TenantHandle),
@@ -157,7 +157,7 @@ impl<K, X, F> Config<K, X, F> {
     }
 }
 
-/// Decides on a request of `tenant`, which may wait as the policy of `limiter` allows.
+/// Admits, queues or rejects a request of `tenant`, as the overflow policy of `limiter` allows.
 #[inline]
 pub(crate) fn decide<K, Q>(
     limiter: &TenantLimiter<K>,
@@ -181,7 +181,7 @@ where
     })
 }
 
-/// Decides on a request without a tenant. `None` if it is not limited.
+/// Admits, queues or rejects a request without a tenant. `None` if it is not limited.
 fn attempt_without<K>(
     limiter: &TenantLimiter<K>,
     missing: MissingTenant,

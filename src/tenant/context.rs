@@ -1,4 +1,4 @@
-//! What the entries of one limiter share: a clock, who watches, and who waits for the end.
+//! The context of one limiter: its clock, its observer, and the tasks that wait in a drain.
 
 use std::{
     any::Any,
@@ -22,16 +22,17 @@ use crate::{
     },
 };
 
-/// What the entries of one limiter share.
+/// The context that the entries of one limiter share.
 #[derive(Debug)]
 pub(crate) struct LimiterContext {
     pub(crate) clock: Clock,
-    // Who waits for a gate to be idle.
+    // The drains that wait for a gate to be idle.
     drains: Mutex<Vec<Arc<Waiter>>>,
+    // Of requests that are rejected without an entry.
     rejections: Backoff,
     observers: OnceLock<Observers>,
     holds: OnceLock<Holds>,
-    // Rejections of dry runs.
+    // How many requests would have been rejected without a dry run.
     pub(crate) would_reject: AtomicU64,
 }
 
@@ -47,7 +48,7 @@ impl LimiterContext {
         }
     }
 
-    /// `false` if somebody watches already.
+    /// Sets the observer. Returns false if there is one already.
     pub(crate) fn set_observer(&self, watch: Observers) -> bool {
         self.observers.set(watch).is_ok()
     }
@@ -56,7 +57,7 @@ impl LimiterContext {
         self.observers.get().is_some()
     }
 
-    /// Bounds how long slots are held; `false` if they are bounded already.
+    /// Sets the maximum hold time. Returns false if there is one already.
     pub(crate) fn bound(&self, max: MaxHold) -> bool {
         self.holds.set(Holds::new(max)).is_ok()
     }
@@ -65,12 +66,15 @@ impl LimiterContext {
         self.holds.get()
     }
 
-    /// Whether each request is watched, by an observer or by the clock.
+    /// Returns whether every request takes the slow path: for an observer or a maximum hold time.
     pub(crate) fn needs_slow_path(&self) -> bool {
         self.has_observer() || self.holds().is_some()
     }
 
-    /// Tells who watches, if anybody does; `tenant` is a [`Tenant`](crate::util::key::Tenant).
+    /// Reports an event to the observer, if there is one.
+    ///
+    /// `tenant` is a [`Tenant`](crate::util::key::Tenant) or an
+    /// [`AnonymousKey`](crate::util::key::AnonymousKey).
     pub(crate) fn tell(&self, tenant: &dyn Any, event: Event) {
         if let Event::WouldReject { .. } = event {
             self.would_reject.fetch_add(1, Ordering::Relaxed);
@@ -80,7 +84,7 @@ impl LimiterContext {
         }
     }
 
-    /// When a request was admitted, if anybody asks how long its slot is held.
+    /// Returns the time of an admission, if the observer times holds; otherwise 0.
     pub(crate) fn starts_hold(&self) -> u64 {
         match self.observers.get() {
             Some(watch) if watch.times_holds => self.now(),
@@ -88,7 +92,7 @@ impl LimiterContext {
         }
     }
 
-    /// How long a slot was held, if its beginning was noted.
+    /// Returns how long a permit was held since `since`; `None` if that is 0.
     pub(crate) fn held_since(&self, since: u64) -> Option<Duration> {
         (since > 0).then(|| self.elapsed(since))
     }
@@ -97,7 +101,7 @@ impl LimiterContext {
         self.clock.elapsed(since)
     }
 
-    /// What the clock shows, in nanoseconds; it may go back.
+    /// Returns the time of the clock in nanoseconds. It may go back.
     pub(crate) fn now(&self) -> u64 {
         self.clock.now()
     }
@@ -111,14 +115,14 @@ impl LimiterContext {
         )
     }
 
-    /// Tells of a rejection, and returns it.
+    /// Reports a rejection, and returns it.
     pub(crate) fn report_rejected(&self, rejected: Rejected, tenant: &dyn Any) -> Rejected {
         let waited = None;
         self.tell(tenant, Event::Rejected { rejected, waited });
         rejected
     }
 
-    /// Resolves when nothing is in flight behind `gate`; tells whether anything was.
+    /// Resolves when `gate` is idle; returns whether it was busy before.
     pub(crate) async fn idle(&self, gate: &Gate) -> bool {
         let mut listening: Option<Arc<Waiter>> = None;
         let mut was_busy = false;
@@ -127,7 +131,8 @@ impl LimiterContext {
                 if let Some(waiter) = &listening {
                     ready!(waiter.poll(cx));
                 }
-                // Listens first, so as not to miss what happens after the look.
+                // Registered before the gate is checked, so that a release after the check finds
+                // the waiter and no wake-up is lost.
                 let waiter = self.listen(cx.waker().clone());
                 if !gate.arm_drain() {
                     return Poll::Ready(was_busy);
@@ -139,7 +144,7 @@ impl LimiterContext {
         .await
     }
 
-    /// Wakes all who wait for a gate to be idle, to look again.
+    /// Wakes all drains. Each checks its gate again.
     #[cold]
     pub(crate) fn notify_idle(&self) {
         let drains = std::mem::take(&mut *lock(&self.drains));
@@ -152,7 +157,7 @@ impl LimiterContext {
     fn listen(&self, waker: Waker) -> Arc<Waiter> {
         let waiter = Arc::new(Waiter::new(0, 0, waker));
         let mut drains = lock(&self.drains);
-        // Those whose future was dropped.
+        // `gone`: waiters whose future was dropped.
         let (kept, gone) = drains
             .drain(..)
             .partition::<Vec<_>, _>(|waiter| Arc::strong_count(waiter) > 1);

@@ -1,14 +1,15 @@
-//! The slots that are bounded in time, and the task that takes them back.
+//! The permits with a maximum hold time, and the background task that expires them.
 //!
-//! A slot is in one of five states. The one move to `OVER` or `EXPIRED` gives it back.
+//! Such a permit is in one of five states. The thread that moves it to `OVER` or `EXPIRED` releases
+//! it. Both states are final, so it is released once.
 //!
 //! | from | to | by |
 //! |---|---|---|
-//! | `LIVE` | `KEPT` | the making of a handle that keeps it |
-//! | `KEPT` | `LIVE` | the drop of the last such handle |
+//! | `LIVE` | `KEPT` | the first `SharedPermit` that keeps it |
+//! | `KEPT` | `LIVE` | the drop of the last `SharedPermit` |
 //! | `LIVE` | `EXPIRED` | the task, when the time is up |
-//! | `KEPT` | `OVERDUE` | the same, which leaves the slot alone |
-//! | `OVERDUE` | `EXPIRED` | the drop of the last handle |
+//! | `KEPT` | `OVERDUE` | the task, when the time is up; the permit stays acquired |
+//! | `OVERDUE` | `EXPIRED` | the drop of the last `SharedPermit` |
 //! | any but `EXPIRED` | `OVER` | the drop of the permit |
 
 use std::{
@@ -38,19 +39,19 @@ use crate::{
     },
 };
 
-/// After this many slots the task lets other tasks run.
+/// The task yields to other tasks after this many permits.
 const STRIDE: usize = 256;
 
-/// When the time of a slot is up, by the clock of the limiter, and a number to tell it from others.
+/// When a permit expires, in nanoseconds of the limiter's clock, and a number that makes it unique.
 type Due = (u64, u64);
 
-/// The slots that are bounded in time.
+/// The permits with a maximum hold time.
 #[derive(Debug)]
 pub(crate) struct Holds {
     pub(crate) max: MaxHold,
     pub(crate) expired: AtomicU64,
     numbers: AtomicU64,
-    // Whether a slot is to start a task. Written under the lock of `inner` only.
+    // Whether a new permit has to start a task. Written only under the lock of `inner`.
     is_stopped: AtomicBool,
     inner: Mutex<Inner>,
 }
@@ -59,7 +60,7 @@ pub(crate) struct Holds {
 struct Inner {
     slots: BTreeMap<Due, TenantHandle>,
     task: Task,
-    // The number of the newest task; what an older one says of itself is void.
+    // The number of the newest task. An older task does not change the state.
     newest: u64,
     handle: Option<AbortHandle>,
 }
@@ -88,7 +89,7 @@ impl Holds {
         }
     }
 
-    /// The bound of a slot that is taken `now`.
+    /// Makes the bound of a permit that is acquired at `now`.
     pub(crate) fn bound(&self, now: u64) -> Bound {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         Bound {
@@ -98,18 +99,18 @@ impl Holds {
         }
     }
 
-    /// Has a slot taken back when its time is up.
+    /// Registers a permit to expire when its time is up.
     pub(crate) fn add(&self, bound: &Bound, slot: TenantHandle) {
         lock(&self.inner).slots.insert(bound.due, slot);
     }
 
-    /// Forgets a slot that was given back.
+    /// Removes a permit that is about to be released.
     pub(crate) fn remove(&self, bound: &Bound) {
         let removed = lock(&self.inner).slots.remove(&bound.due);
         drop(removed);
     }
 
-    /// Takes back the slots whose time is up at `now`. `true` if there may be more.
+    /// Expires permits whose time is up at `now`. Returns whether there may be more.
     pub(crate) fn expire(&self, now: u64) -> bool {
         let due = self.take_due(now);
         due.iter().for_each(Permit::expire);
@@ -133,7 +134,7 @@ impl Holds {
         lock(&self.inner).slots.is_empty()
     }
 
-    /// The number of a task to start, if there is work for one.
+    /// Returns the number of the task to start, if none runs and there are permits to expire.
     fn begin(&self) -> Option<u64> {
         let mut inner = lock(&self.inner);
         if inner.task != Task::Stopped || inner.slots.is_empty() {
@@ -151,7 +152,7 @@ impl Holds {
         }
     }
 
-    /// When the time of the next slot is up. Without one, task `number` is to end.
+    /// Returns when the next permit expires. If there is none, task `number` must end.
     fn next(&self, number: u64) -> Option<u64> {
         let mut inner = lock(&self.inner);
         let next = inner.slots.first_key_value().map(|(due, _)| due.0);
@@ -171,6 +172,7 @@ impl Holds {
     fn set(&self, inner: &mut Inner, task: Task) {
         inner.task = task;
         inner.handle = None;
+        // Pairs with the load in `ensure`.
         self.is_stopped
             .store(task == Task::Stopped, Ordering::SeqCst);
     }
@@ -184,9 +186,12 @@ impl Drop for Holds {
     }
 }
 
-/// Starts the task that takes slots back, unless there is one, or is to be none.
+/// Starts the task that expires permits, if the limiter has a maximum hold time and no task runs.
 pub(crate) fn ensure(home: &Arc<LimiterContext>) {
     if let Some(holds) = home.holds() {
+        // Pairs with the store in `set`. After `add` no start is missed: `next` stops the task
+        // under the lock of `inner`, so it either finds the added permit, or ran before `add` took
+        // the lock, and this load sees its store.
         if holds.is_stopped.load(Ordering::SeqCst) {
             start(home, holds);
         }
@@ -205,12 +210,13 @@ fn start(home: &Arc<LimiterContext>, holds: &Holds) {
         home: Arc::downgrade(home),
         number,
     };
-    // Not under a lock: a runtime that is shutting down drops the task at once.
+    // Spawned without the lock of `inner`: a runtime that is shutting down drops the task at once,
+    // and its drop acquires that lock.
     let handle = runtime.spawn(clerk.run()).abort_handle();
     holds.keep(number, handle);
 }
 
-/// The running task. Dropping it, finished or with its runtime, lets another be started.
+/// The running task. When it is dropped, finished or with its runtime, another may be started.
 struct Clerk {
     home: Weak<LimiterContext>,
     number: u64,
@@ -229,7 +235,7 @@ impl Clerk {
         }
     }
 
-    /// How long it takes until the time of the next slot is up; `None` if there is no slot.
+    /// Returns how long it takes until the next permit expires; `None` if the task must end.
     fn wait(&self) -> Option<Duration> {
         let home = self.home.upgrade()?;
         let next = home.holds()?.next(self.number)?;
@@ -243,7 +249,7 @@ impl Clerk {
         home.holds().is_some_and(|holds| holds.expire(home.now()))
     }
 
-    /// No time driver: it would be no better the next time.
+    /// Turns the task off, since the runtime has no time driver: a new task on it would fail, too.
     fn give_up(&self) {
         if let Some(home) = self.home.upgrade() {
             if let Some(holds) = home.holds() {
@@ -264,12 +270,12 @@ impl Drop for Clerk {
     }
 }
 
-/// What is kept of a slot that is bounded in time.
+/// The maximum hold time of one permit, and its state.
 #[derive(Debug)]
 pub(crate) struct Bound {
     due: Due,
     state: AtomicUsize,
-    // Of the body of the response, if it waits.
+    // Of the task that polls the response body, if the body waits.
     waker: Mutex<Option<Waker>>,
 }
 
@@ -281,18 +287,21 @@ const EXPIRED: usize = 4;
 
 impl Bound {
     pub(crate) fn is_expired(&self) -> bool {
+        // Pairs with the exchange to EXPIRED in `exchange`.
         self.state.load(Ordering::Acquire) == EXPIRED
     }
 
-    /// Ends the hold, with the permit. `true` if the slot is to be given back.
+    /// Ends the hold with the drop of the permit. Returns whether the caller must release the slot.
     pub(crate) fn end(&self) -> bool {
+        // Pairs with `exchange`: of an expiry and a drop at the same time, one releases the slot.
         self.state.fetch_max(OVER, Ordering::AcqRel) < OVER
     }
 
-    /// Ends the hold because its time is up, unless a handle keeps it. `true` if the slot is to be
-    /// given back.
+    /// Ends the hold because its time is up, unless a `SharedPermit` keeps it. Returns whether the
+    /// caller must release the slot.
     pub(crate) fn expire(&self) -> bool {
-        // A handle may come or go between the look and the exchange.
+        // A `SharedPermit` may be made or dropped between the load and the exchange. The load pairs
+        // with `exchange` and `end`.
         loop {
             match self.state.load(Ordering::Acquire) {
                 LIVE if self.exchange(LIVE, EXPIRED) => return true,
@@ -303,19 +312,20 @@ impl Bound {
         }
     }
 
-    /// A handle keeps the slot from now on, however long.
+    /// Keeps the permit from expiring, for a `SharedPermit`.
     #[cfg(feature = "http")]
     pub(crate) fn keep(&self) {
         self.exchange(LIVE, KEPT);
     }
 
-    /// No handle keeps the slot any more. `true` if its time is up and it is to be given back.
+    /// Lets the permit expire again, after the last `SharedPermit`. Returns whether its time is up,
+    /// so that the caller must release the slot.
     #[cfg(feature = "http")]
     pub(crate) fn let_go(&self) -> bool {
         !self.exchange(KEPT, LIVE) && self.exchange(OVERDUE, EXPIRED)
     }
 
-    /// Resolves when the slot was taken back.
+    /// Resolves when the permit has expired.
     #[cfg(feature = "http")]
     pub(crate) fn poll_expired(&self, cx: &Context<'_>) -> Poll<()> {
         let wakes = |waker: &Waker| waker.will_wake(cx.waker());
@@ -324,14 +334,15 @@ impl Bound {
             let before = lock(&self.waker).replace(waker);
             drop(before);
         }
-        // After the waker is in place: it is taken after the state has changed.
+        // Read after the waker is stored. The state changes before `wake` takes the waker, so
+        // either `wake` finds this waker, or this load sees EXPIRED through the lock.
         match self.is_expired() {
             true => Poll::Ready(()),
             false => Poll::Pending,
         }
     }
 
-    /// Wakes the body of a response whose slot was taken back.
+    /// Wakes the task that polls the response body of an expired permit.
     pub(crate) fn wake(&self) {
         let waker = lock(&self.waker).take();
         if let Some(waker) = waker {
@@ -340,6 +351,7 @@ impl Bound {
     }
 
     fn exchange(&self, from: usize, to: usize) -> bool {
+        // Pairs with the loads in `is_expired` and `expire`, and with `end`.
         self.state
             .compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()

@@ -1,29 +1,31 @@
-//! How long a request may hold its slot.
+//! The maximum time that a request may hold its permit.
 
 use std::time::Duration;
 
-/// How long a request may hold its slot, and what is done about a response that takes longer.
+/// The maximum time that a request may hold its permit, and what happens to a response that takes
+/// longer.
 ///
-/// A slot whose time is up is given back, whether anything polls the request or not: a connection
-/// whose client never reads its response keeps no slot for ever. Its
-/// [`Outcome`](crate::Outcome::Expired) is one of its own, and [`TenantLimiter::expired`] counts them.
-/// The time counts from the admission, by tokio's clock. A request that waited is admitted when its
-/// future is polled after the grant: one that is neither polled again nor dropped keeps its slot.
+/// When the time is up the permit expires: it no longer counts as in flight, even if the request is
+/// never polled again. So a client that never reads its response cannot hold a permit forever. Such
+/// a request ends as [`Outcome::Expired`](crate::observe::Outcome::Expired), and
+/// [`TenantLimiter::expired`] counts them. The time runs from the admission, by tokio's clock. A
+/// queued request is admitted when its future is polled after the grant: a future that is neither
+/// polled again nor dropped keeps its permit.
 ///
-/// The response is ended with an error, `HoldExpired`, unless it is to
-/// [go on uncounted](Self::let_responses_go_on). What ends is its body, the next time that it is
-/// polled; one that is waiting for more is polled at once. A server that waits for its client to
-/// read polls no body: such a connection stays open, with what the body holds, until the server or
-/// the client closes it. The work of a handler is not cut. If it takes longer than allowed, its
-/// response is given all the same, and its body ends with the error instead of its first frame.
+/// When a permit expires, the response body ends with the error `HoldExpired`, unless
+/// [`let_responses_go_on`](Self::let_responses_go_on) is set. The body yields the error at its next
+/// poll; a body that waits for its next frame is woken. A server that waits for its client to read
+/// does not poll the body: such a connection stays open, with the data the body holds, until the
+/// server or the client closes it. The handler is not cancelled. If it takes longer than allowed,
+/// its response is still returned, and the body yields the error in place of its first frame.
 ///
-/// Slots are taken back by a task. The first slot that is bounded starts it, on the tokio runtime
-/// that is current then; it ends when no slot is held any more, or with the limiter, and is started
-/// again when a request is admitted, rejected or made to wait. Where there is no runtime, and once it
-/// was started on one without a time driver, no slot is taken back.
+/// A background task expires permits. The first permit with a maximum hold time starts it, on the
+/// current tokio runtime. It ends when no such permit is held, or with the limiter, and is started
+/// again when a request is admitted, rejected or queued. Without a runtime no permit expires, nor
+/// after the task was started on a runtime without a time driver.
 ///
-/// The slots of permits that are taken without a layer, and of those that a
-/// `SharedPermit` keeps, are bounded only by choice.
+/// Permits acquired without a layer, and permits kept by a `SharedPermit`, expire only if
+/// [`bare_permits`](Self::bare_permits) or [`shared_permits`](Self::shared_permits) is set.
 ///
 /// [`TenantLimiter::expired`]: crate::TenantLimiter::expired
 ///
@@ -32,7 +34,7 @@ use std::time::Duration;
 /// ```
 /// # #[cfg(feature = "http")] {
 /// use std::time::Duration;
-/// use tower_tenant::{MaxHold, TenantConcurrencyLayer, header};
+/// use tower_tenant::{header, limiter::MaxHold, TenantConcurrencyLayer};
 ///
 /// let minute = Duration::from_secs(60);
 /// let layer = TenantConcurrencyLayer::<String, _>::new(4, header("x-tenant-id"))
@@ -49,16 +51,16 @@ pub struct MaxHold {
 }
 
 impl MaxHold {
-    /// Takes the slot of a request back after `duration`, and ends its response with an error.
+    /// Expires the permit of a request after `duration`, and ends its response with an error.
     ///
     /// # Panics
     ///
-    /// Panics if `duration` is zero: no request could hold a slot.
+    /// Panics if `duration` is zero: every permit would expire at once.
     #[must_use]
     pub const fn after(duration: Duration) -> Self {
         assert!(
             !duration.is_zero(),
-            "the longest hold is 0: give the time that a request may hold its slot"
+            "`MaxHold::after` expects a duration above zero"
         );
         Self {
             after: duration,
@@ -68,8 +70,10 @@ impl MaxHold {
         }
     }
 
-    /// Lets a response go on when its slot is taken back. It counts for nothing from then on, so
-    /// that more may be in flight than the limit says.
+    /// Lets a response continue when its permit expires.
+    ///
+    /// From then on the response is not counted, so more requests may be running than the limit
+    /// allows.
     #[must_use]
     pub const fn let_responses_go_on(self) -> Self {
         Self {
@@ -78,11 +82,11 @@ impl MaxHold {
         }
     }
 
-    /// Takes slots back even while a `SharedPermit` keeps them.
+    /// Expires permits even while a `SharedPermit` keeps them.
     ///
-    /// By default a slot is left alone while a handle lives, the one in the extensions of the
-    /// request included; if the time is up when the last one is dropped, the slot is taken back
-    /// then.
+    /// By default a permit does not expire while a handle to it exists, including the handle in the
+    /// extensions of the request. If the time is up when the last handle is dropped, the permit
+    /// expires then.
     #[must_use]
     pub const fn shared_permits(self) -> Self {
         Self {
@@ -91,8 +95,8 @@ impl MaxHold {
         }
     }
 
-    /// Takes the slots of permits back, too, that are taken without a layer:
-    /// [`Permit::is_expired`](crate::Permit::is_expired) tells.
+    /// Expires permits that were acquired without a layer, too;
+    /// [`Permit::is_expired`](crate::Permit::is_expired) reports it.
     #[must_use]
     pub const fn bare_permits(self) -> Self {
         Self { bare: true, ..self }
@@ -117,14 +121,15 @@ impl MaxHold {
     }
 }
 
-/// `MaxHold::after`
+/// Converts by [`MaxHold::after`], and panics as it does.
 impl From<Duration> for MaxHold {
     fn from(duration: Duration) -> Self {
         Self::after(duration)
     }
 }
 
-/// The error of a response body whose request has held its slot for longer than [`MaxHold`] allows.
+/// The error of a response body whose request has held its permit for longer than [`MaxHold`]
+/// allows.
 #[cfg(feature = "http")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -1,4 +1,4 @@
-//! What the limiter keeps of one tenant, and the table of all tenants.
+//! The state of one tenant, the table of all tracked tenants, and the context they share.
 
 pub(crate) mod context;
 pub(crate) mod entry;

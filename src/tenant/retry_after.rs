@@ -1,12 +1,12 @@
-//! How long a rejected caller is asked to stay away.
+//! The `Retry-After` hint of rejections.
 //!
-//! The rule follows the dropped-requests tracker of Kubernetes' API priority and fairness: 1 to
-//! 32 s; the hint doubles after a window (as long as the hint itself) with at least three rejections
-//! per second of it, and halves after a window with less than one. The state is one word, touched
-//! only by rejections.
+//! The rule follows the dropped-requests tracker of Kubernetes' API priority and fairness. The hint
+//! is 1 to 32 s. It doubles after a window with at least three rejections per second, and halves
+//! after a window with less than one per second; a window is as long as the hint. The state is one
+//! word, written only by rejections.
 //!
-//! Callers that are rejected together must not come back together: what each is told is spread over
-//! the upper half of the hint.
+//! Callers that are rejected together must not come back together, so the value each one receives
+//! is spread over the upper half of the hint.
 
 use std::ptr;
 
@@ -17,13 +17,15 @@ use crate::util::{
 
 const MAX_LEVEL: u8 = 5;
 
-/// So many rejections in one window are a flood, for which a recent second will do.
+/// From this many rejections in one window on, most rejections use a recent second instead of
+/// reading the clock.
 const FLOOD: u32 = 128;
 
-/// No more are counted. A multiple of 16, so that the clock is read there.
+/// The count of rejections stops here. A multiple of 16, so that the clock is still read then.
 const MAX_REFUSALS: u32 = 0xff_fff0;
 
-/// The start of the running window in seconds, its rejections, and the level: the hint is 2^level.
+/// The current window, packed: its start in seconds, its rejections, and the level. The hint is
+/// 2^level seconds.
 #[derive(Debug)]
 pub(crate) struct Backoff(AtomicU64);
 
@@ -34,16 +36,16 @@ struct Window {
     level: u8,
 }
 
-/// After how many seconds to come back, before it is spread over those who are told.
+/// A hint in seconds, before it is spread over the callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hint {
     seconds: u32,
-    // Another one for each rejection.
+    // Different for each rejection.
     turn: u32,
 }
 
 impl Hint {
-    /// The larger of two hints, in the turn of this one.
+    /// Returns the larger of two hints, with the turn of this one.
     pub(crate) fn or(self, other: Self) -> Self {
         Self {
             seconds: self.seconds.max(other.seconds),
@@ -51,8 +53,8 @@ impl Hint {
         }
     }
 
-    /// The seconds that one caller is told: at least 1, at least half of the hint and at most all of
-    /// it.
+    /// Returns the seconds for one caller: at least 1, at least half of the hint, and at most the
+    /// hint.
     pub(crate) fn spread(self) -> u8 {
         // Multiples of the golden ratio fill an interval evenly, however many there are.
         let part = u64::from(self.turn.wrapping_mul(0x9e37_79b9));
@@ -72,11 +74,11 @@ impl Backoff {
         self.reject_at(|in_flood| now(clock, in_flood))
     }
 
-    /// The hint, without a rejection.
+    /// Returns the hint without counting a rejection.
     pub(crate) fn hint(&self, clock: &Clock) -> Hint {
         let window = Window::unpack(self.0.load(Ordering::Relaxed));
         let seconds = match window.level {
-            // It would have to be rejected to rise.
+            // The level rises only by rejections, so the clock need not be read.
             0 => 1,
             _ => window.at(now(clock, window.is_flood())).hint(),
         };
@@ -89,7 +91,8 @@ impl Backoff {
     fn reject_at(&self, second: impl FnOnce(bool) -> u32) -> Hint {
         let window = Window::unpack(self.0.load(Ordering::Relaxed));
         let window = window.at(second(window.is_flood())).count();
-        // Of two rejections that race one is not counted: it is a hint.
+        // A load and a store, not an exchange: of two rejections that race, one is not counted,
+        // which a hint can afford.
         self.0.store(window.pack(), Ordering::Relaxed);
         Hint {
             seconds: window.hint(),
@@ -97,7 +100,8 @@ impl Backoff {
         }
     }
 
-    /// Of two tenants whose rejections are counted alike, the turns differ.
+    /// Returns the turn of a rejection. It differs between tenants with the same count of
+    /// rejections.
     fn turn(&self, window: Window) -> u32 {
         window
             .rejections
@@ -117,12 +121,13 @@ impl Window {
         1 << self.level
     }
 
-    /// Many rejections, and not the one in 16 that looks at the clock itself.
+    /// Returns whether a recent second will do: the window has many rejections, and this is not the
+    /// one in 16 that reads the clock.
     fn is_flood(self) -> bool {
         self.rejections >= FLOOD && self.rejections % 16 != 0
     }
 
-    /// The window that `now` falls into.
+    /// Returns the window that `now` is in.
     fn at(self, now: u32) -> Self {
         let mut window = self;
         while window.start < now && now - window.start >= window.hint() {

@@ -1,12 +1,28 @@
-//! The tenants that are tracked now.
+//! The table of tracked tenants: a sharded hash table of reference-counted entries.
 //!
-//! Sharded hash tables of entries, each behind a lock that is held for one look-up, or for one
-//! look at a shard. No code of the user runs under it but `Eq` of a tenant: hashes are computed
-//! before and kept, keys are cloned before and dropped after.
+//! # Algorithm
 //!
-//! An entry leaves the table only while no request holds it, judged under the lock that hands it
-//! out; so one tenant never has two entries in use. A [`Look`] holds entries, too, but uses none, and
-//! says so in each: it keeps none of them from being evicted.
+//! The hash of a tenant selects one of [`SHARDS`] hash tables, each behind a read-write lock. A
+//! request of a tracked tenant takes the lock for reading, for one look-up; adding and evicting
+//! take it for writing. `len` counts the entries of all shards. It is raised before an entry is
+//! inserted and only while it is below `max`, so no insertion takes the table above `max` entries.
+//!
+//! Lock order: a thread holds the lock of at most one shard, and acquires no lock of a gate, of the
+//! shared capacity or of the settings while it holds one. Only the lock of
+//! [`Holds`](crate::tenant::holds::Holds) may be acquired under it, by a rejection that is decided
+//! in [`Table::get_unless`]. No user code runs under the lock of a shard except `Eq` of a tenant:
+//! hashes are computed before and stored, keys are cloned before and dropped after, and
+//! observers are notified after.
+//!
+//! An entry that has been handed out is never evicted, so a tenant never has two entries in use.
+//! Entries are handed out only as a clone of their `Arc`, made under the lock of their shard.
+//! Eviction holds that lock for writing, and removes an entry only if the table has the last
+//! reference to it: at that moment no other thread has a reference to clone, and none can get one
+//! before the entry is gone. A request, queued or in flight, holds a reference until it ends.
+//!
+//! Setters, snapshots and drains read entries through a [`Look`], which must not keep an idle
+//! tenant tracked. A `Look` never hands its references out, and counts them in `looks` of the
+//! entry, so that eviction can subtract them from the reference count.
 
 use std::{borrow::Borrow, hash::Hash, mem, ops::Deref, sync::atomic::fence, time::Duration};
 
@@ -19,45 +35,48 @@ use crate::{
     util::sync::{Arc, AtomicUsize, Ordering, RwLock, into_inner, read, write},
 };
 
-/// At a million tenants a shard has 4 000, which is looked through in a fraction of a millisecond.
+/// The number of shards. At a million tenants a shard has 4 000 entries, and a sweep of it takes a
+/// fraction of a millisecond.
 #[cfg(not(tenant_loom))]
 const SHARDS: usize = 256;
 #[cfg(tenant_loom)]
 const SHARDS: usize = 1;
 
-/// How many entries a newcomer looks at, at most, to find an idle one that makes room.
+/// The maximum number of entries that are searched for an idle one when a new tenant finds the
+/// table full.
 const PROBES: usize = 1024;
 
-/// A shard with less capacity is not worth shrinking.
+/// A shard with at most this capacity is not worth shrinking.
 const KEPT_CAPACITY: usize = 64;
 
 type Entries<K> = HashTable<Arc<Tracked<K>>>;
 
-// A cache line each, so that tenants of two shards do not slow each other.
+// One cache line each, to avoid false sharing between the locks of two shards.
 #[repr(align(64))]
 struct Shard<K>(RwLock<Entries<K>>);
 
 pub(crate) struct Table<K> {
-    // Seeded per process: tenants are often chosen by callers.
+    // Seeded at random, since clients often choose the tenant: they must not be able to choose keys
+    // that collide.
     hasher: RandomState,
     shards: Box<[Shard<K>]>,
     len: AtomicUsize,
     max: AtomicUsize,
-    // Where the next search for an idle tenant starts: bucket * SHARDS + shard.
+    // Where the next search for an idle tenant starts: bucket * SHARDS + shard. Only a hint.
     hand: AtomicUsize,
 }
 
-/// What came of an attempt to add a tenant.
+/// The result of [`Table::add`].
 pub(crate) enum Added<K> {
-    /// The entry of the tenant: the given one, or one that was there already.
+    /// The entry of the tenant: the given one, or the one that was in the table already.
     Tracked(Arc<Tracked<K>>),
-    /// What the entry was made from has changed since.
+    /// The settings that the entry was made from have changed since.
     Stale,
-    /// There is no room, and no idle entry was found to make some.
+    /// The table is full, and no idle entry was found to evict.
     Full,
 }
 
-/// What one look at a shard came to.
+/// The result of [`Table::sweep`].
 pub(crate) struct Swept {
     pub(crate) looked_at: usize,
     pub(crate) evicted: usize,
@@ -75,8 +94,11 @@ impl<K> Table<K> {
         }
     }
 
-    /// How many tenants are tracked.
+    /// Returns how many tenants are tracked.
     pub(crate) fn len(&self) -> usize {
+        // Pairs with the raise in `count_one_more`; SeqCst against the store of `Sweeper::end`. The
+        // sweeper stores STOPPED and then loads `len`; a request raises `len` and then loads the
+        // state. At least one sees the store of the other, so the start of a task is never missed.
         self.len.load(Ordering::SeqCst)
     }
 
@@ -88,7 +110,7 @@ impl<K> Table<K> {
         self.hasher.hash_one(tenant)
     }
 
-    /// A look at the entry of a tenant, if it is tracked.
+    /// Returns a [`Look`] at the entry of a tenant; empty if it is not tracked.
     pub(crate) fn look_at<Q>(&self, hash: u64, tenant: &Q) -> Look<'_, K>
     where
         K: Borrow<Q>,
@@ -99,7 +121,8 @@ impl<K> Table<K> {
         Look::new(shard, find(&entries, hash, tenant))
     }
 
-    /// The entry of a tenant, unless `rejection` says that there is no use for it.
+    /// Returns the entry of a tenant, or `None` if it is not tracked, or the error that `rejection`
+    /// returns for it. On an error the entry is not handed out.
     #[inline(always)]
     pub(crate) fn get_unless<Q, R>(
         &self,
@@ -121,7 +144,9 @@ impl<K> Table<K> {
         }
     }
 
-    /// Adds a tenant unless it is there, or `still` fails under the lock that hands entries out.
+    /// Adds a tenant unless it is tracked, or `still` returns false under the lock of its shard.
+    ///
+    /// If the table is full, evicts one idle tenant and tries again.
     pub(crate) fn add(&self, new: &Arc<Tracked<K>>, still: impl Fn() -> bool) -> Added<K>
     where
         K: Eq + 'static,
@@ -159,6 +184,8 @@ impl<K> Table<K> {
 
     fn count_one_more(&self) -> bool {
         let max = self.max.load(Ordering::Relaxed);
+        // Pairs with the load in `len`. The second ordering is that of a failed update, after which
+        // nothing is added.
         self.len
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |len| {
                 (len < max).then(|| len + 1)
@@ -166,16 +193,16 @@ impl<K> Table<K> {
             .is_ok()
     }
 
-    /// Makes room by the first idle entry found, from where the last search ended.
+    /// Evicts the first idle entry found, searching from where the last search ended.
     ///
-    /// Looks at a bounded number of entries, so that made-up tenants cost the same however many
-    /// there are.
+    /// Returns false if none was found within `probes` entries. The bound keeps the cost of
+    /// requests with made-up tenants independent of the size of the table.
     fn evict_one(&self, probes: &mut usize) -> bool
     where
         K: 'static,
     {
         let mut hand = self.hand.load(Ordering::Relaxed);
-        // Once around, and the part of the first shard that was skipped.
+        // Once around, plus the part of the first shard that was skipped.
         let mut shards = SHARDS + 1;
         let mut evicted = false;
         while shards > 0 && *probes > 0 && !evicted {
@@ -184,8 +211,8 @@ impl<K> Table<K> {
             match found {
                 Some((bucket, idle)) => {
                     evicted = idle && self.evict_at(shard, bucket);
-                    // After one that is about to be used, or beyond it. The next one goes from the
-                    // next shard, so that all shrink alike.
+                    // If the entry was acquired meanwhile, the search continues behind it. After an
+                    // eviction the next search starts in the next shard, so that all shrink alike.
                     let bucket = bucket + usize::from(idle && !evicted);
                     hand = bucket * SHARDS + (hand + usize::from(evicted)) % SHARDS;
                 }
@@ -211,29 +238,30 @@ impl<K> Table<K> {
             return false;
         }
         let (evicted, _) = occupied.remove();
+        // Pairs with the load in `len`: seen late, it costs one sweep of an empty table.
         self.len.fetch_sub(1, Ordering::SeqCst);
         drop(entries);
         evicted.tell(Event::Evicted);
         true
     }
 
-    /// Evicts from one shard what was idle for all of `ttl`.
+    /// Evicts the entries of one shard that have been idle for `ttl`.
     pub(crate) fn sweep(&self, shard: usize, now: impl Fn() -> u64, ttl: Duration) -> Swept
     where
         K: 'static,
     {
         let shard = &self.shards[shard].0;
         let entries = read(shard);
-        // Not before the lock: who was released meanwhile has not been idle since.
+        // Read after the lock is acquired: an entry released in between has not been idle since.
         let now = now();
         let (looked_at, expired) = look_at(&entries, now, ttl);
         drop(entries);
-        // Most sweeps of most shards find nothing, and need not keep known tenants waiting.
+        // Most sweeps find nothing in most shards, and need not block requests of tracked tenants.
         if !expired {
             let evicted = 0;
             return Swept { looked_at, evicted };
         }
-        // Dropped after the lock, since the tenants are the user's.
+        // Dropped after the lock is released, since the drop of a key is user code.
         let expired = self.evict_expired(&mut write(shard), now, ttl);
         for tracked in &expired {
             tracked.tell(Event::Evicted);
@@ -252,6 +280,7 @@ impl<K> Table<K> {
             is_unused(tracked) && tracked.entry.has_expired(now, ttl)
         };
         let evicted: Vec<_> = entries.extract_if(expired).collect();
+        // Pairs with the load in `len`, as in `evict_at`.
         self.len.fetch_sub(evicted.len(), Ordering::SeqCst);
         if entries.capacity() > KEPT_CAPACITY.max(2 * entries.len()) {
             entries.shrink_to(entries.len(), |tracked| tracked.hash);
@@ -259,19 +288,19 @@ impl<K> Table<K> {
         evicted
     }
 
-    /// How many shards there are to sweep.
+    /// Returns the number of shards.
     pub(crate) fn shards(&self) -> usize {
         SHARDS
     }
 
-    /// A look at all entries, one shard after the other.
+    /// Returns a [`Look`] at each shard in turn, with all entries of the shard.
     pub(crate) fn entries(&self) -> impl Iterator<Item = Look<'_, K>> {
         self.shards
             .iter()
             .map(|shard| Look::new(&shard.0, &*read(&shard.0)))
     }
 
-    /// A look at an entry of one shard that is `wanted`, if there is one.
+    /// Returns a [`Look`] at one entry of a shard that is `wanted`; empty if there is none.
     pub(crate) fn find(&self, shard: usize, wanted: impl Fn(&Entry) -> bool) -> Look<'_, K> {
         let shard = &self.shards[shard].0;
         let entries = read(shard);
@@ -279,19 +308,19 @@ impl<K> Table<K> {
     }
 
     fn shard(&self, hash: u64) -> &RwLock<Entries<K>> {
-        // The hash tables use the topmost and the lowest bits.
+        // Bits of the middle: hashbrown uses the highest and the lowest bits of the hash.
         &self.shards[(hash >> 32) as usize % SHARDS].0
     }
 }
 
-/// Entries that are looked at and not used, so that each may be evicted meanwhile.
+/// References to entries that do not keep them from being evicted.
 pub(crate) struct Look<'t, K> {
     shard: &'t RwLock<Entries<K>>,
     entries: Vec<Arc<Tracked<K>>>,
 }
 
 impl<'t, K> Look<'t, K> {
-    /// The caller holds the lock of the shard for reading.
+    /// Makes a `Look` of `entries`. The caller holds the lock of the shard for reading.
     fn new<'e>(
         shard: &'t RwLock<Entries<K>>,
         entries: impl IntoIterator<Item = &'e Arc<Tracked<K>>>,
@@ -322,21 +351,22 @@ impl<K> Drop for Look<'_, K> {
             tracked.looks.fetch_sub(1, Ordering::Relaxed);
             into_inner(tracked)
         };
-        // Both figures change under the lock, so that who holds it for writing sees them agree.
+        // `looks` and the strong count change under the lock, so that `is_unused`, which holds it
+        // for writing, sees them agree. The lock orders them: Relaxed suffices for `looks`.
         let shard = read(self.shard);
         let evicted: Vec<Node<_>> = mem::take(&mut self.entries)
             .into_iter()
             .filter_map(let_go)
             .collect();
         drop(shard);
-        // The tenants are the user's.
+        // After the lock is released, since the drop of a key is user code.
         drop(evicted);
     }
 }
 
 fn hasher() -> RandomState {
     if cfg!(tenant_loom) {
-        // A model goes through the entries in the same order each time.
+        // A loom model must visit the entries in the same order in each execution.
         return RandomState::with_seeds(1, 2, 3, 4);
     }
     RandomState::new()
@@ -353,20 +383,23 @@ where
     })
 }
 
-/// Whether no request holds the entry. The caller holds the lock of its shard for writing, so that
-/// none can get hold of it either.
+/// Returns whether no request holds the entry.
+///
+/// The caller holds the lock of its shard for writing, so that no request can acquire it either.
 fn is_unused<K>(tracked: &mut Arc<Tracked<K>>) -> bool {
     if Arc::get_mut(tracked).is_some() {
         return true;
     }
     let looks = tracked.looks.load(Ordering::Relaxed);
     let is_unused = looks > 0 && Arc::strong_count(tracked) == 1 + looks;
-    // Pairs with the release of the requests that let go of it.
+    // Pairs with the Release decrement in the drop of the last `Arc` of a request: what the request
+    // wrote to the entry happens before its eviction. `strong_count` is a Relaxed load.
     fence(Ordering::Acquire);
     is_unused
 }
 
-/// The first bucket from `start` on whose entry is idle, or the one where the probes ended.
+/// Returns the first bucket from `start` whose entry is idle, with `true`; or the bucket where the
+/// probes ran out, with `false`.
 fn find_idle<K>(entries: &Entries<K>, start: usize, probes: &mut usize) -> Option<(usize, bool)> {
     for bucket in start..entries.num_buckets() {
         let Some(tracked) = entries.get_bucket(bucket) else {
@@ -383,7 +416,10 @@ fn find_idle<K>(entries: &Entries<K>, start: usize, probes: &mut usize) -> Optio
     None
 }
 
-/// How many entries there are, and whether one was idle for all of `ttl`.
+/// Returns how many entries there are, and whether any has been idle for `ttl`.
+///
+/// Calls [`Entry::has_expired`] for each idle entry, since that call also marks the start of its
+/// idle time.
 fn look_at<K>(entries: &Entries<K>, now: u64, ttl: Duration) -> (usize, bool) {
     let expired = entries
         .iter()

@@ -1,5 +1,5 @@
-//! What time it is: by tokio's clock, which tests may pause, and for rejections in a flood by one
-//! that costs a fifth of it.
+//! The clock of a limiter: tokio's, which tests may pause, and for rejections in a flood the
+//! system's coarse clock, which costs a fifth of it.
 
 use std::time::Duration;
 
@@ -7,26 +7,30 @@ use tokio::time::Instant;
 
 use crate::util::sync::{AtomicBool, AtomicU64, Ordering};
 
-/// What the clock shows when it is made: 36 years, so that it can go back from there.
+/// The reading of a new clock, in nanoseconds: 36 years, so that a reading can be before it.
 const EPOCH: u64 = 1 << 60;
 
-/// The system's coarse clock counts in 2^-32 s, and is read here in 2^-10 s.
+/// The shift from the units of the system's coarse clock, 2^-32 s, to those used here, 2^-10 s.
 const TICK: u32 = 22;
 
-/// As far apart as the two clocks may be before the coarse one is left alone.
+/// How far apart the two clocks may be, in 2^-10 s, before the coarse one is no longer used.
 const DRIFT: i64 = 1 << 10;
 
+/// The time since the limiter was made, with a cached second.
 #[derive(Debug)]
 pub(crate) struct Clock {
     born: Instant,
     born_tick: u64,
-    // A tick, and the second that tokio's clock showed then: 32 bits each.
+    // The cached second: a tick in the upper 32 bits, and in the lower the second that tokio's
+    // clock showed then.
     known: AtomicU64,
-    // tokio's clock is paused, or goes otherwise than the system's.
+    // tokio's clock is paused, or does not keep up with the system's, so the cache is not used.
+    // Never cleared.
     is_virtual: AtomicBool,
 }
 
 impl Clock {
+    /// Creates a clock that starts now.
     pub(crate) fn new() -> Self {
         Self {
             born: Instant::now(),
@@ -36,8 +40,8 @@ impl Clock {
         }
     }
 
-    /// What tokio's clock shows, in nanoseconds. It may go back: another runtime may have a paused
-    /// clock of its own.
+    /// Returns the time by tokio's clock, in nanoseconds. It may go back: another runtime may have
+    /// a paused clock of its own.
     pub(crate) fn now(&self) -> u64 {
         if cfg!(tenant_loom) {
             // A model runs the same way each time.
@@ -51,20 +55,22 @@ impl Clock {
         }
     }
 
+    /// Returns the time since `since`, or zero if the clock has gone back.
     pub(crate) fn elapsed(&self, since: u64) -> Duration {
         Duration::from_nanos(self.now().saturating_sub(since))
     }
 
-    /// The second that tokio's clock shows.
+    /// Returns the time by tokio's clock, in seconds.
     pub(crate) fn second(&self) -> u32 {
         self.second_at(tick())
     }
 
-    /// The same, at most a few milliseconds late, and without a look at tokio's clock where another
-    /// request has looked at it in the same tick of the system's coarse clock.
+    /// Returns the time in seconds, at most a few milliseconds late. Does not read tokio's clock if
+    /// a request has read it in the same tick of the system's coarse clock.
     pub(crate) fn recent_second(&self) -> u32 {
         let tick = tick();
-        // Both figures are in one word, so that they belong together; nothing else hangs on them.
+        // Relaxed: tick and second are in one word, so they belong together, and no other memory
+        // depends on them. A late `is_virtual` costs one more reading of the cache.
         let known = self.known.load(Ordering::Relaxed);
         if (known >> 32) as u32 == tick as u32 && !self.is_virtual.load(Ordering::Relaxed) {
             return known as u32;
@@ -72,21 +78,25 @@ impl Clock {
         self.second_at(tick)
     }
 
+    /// Reads tokio's clock at `tick` of the coarse clock, and caches the second.
     fn second_at(&self, tick: u64) -> u32 {
         let now = self.now();
         let second = u32::try_from(now / 1_000_000_000).unwrap_or(u32::MAX);
-        // A paused clock moves by leaps while the other stands still.
+        // A paused clock leaps while the coarse one stands still, or stands still while that goes
+        // on.
         let age = (i128::from(now) - i128::from(EPOCH)) * 1024 / 1_000_000_000;
         let drift = age - i128::from(tick.wrapping_sub(self.born_tick) as i64);
         if drift.abs() > i128::from(DRIFT) {
             self.is_virtual.store(true, Ordering::Relaxed);
         }
         let known = (tick << 32) | u64::from(second);
+        // Relaxed: of two threads either second will do, for both were read in this tick or later.
         self.known.store(known, Ordering::Relaxed);
         second
     }
 }
 
+/// Reads the system's coarse clock, in 2^-10 s.
 fn tick() -> u64 {
     if cfg!(tenant_loom) {
         return 0;

@@ -1,21 +1,23 @@
-//! The key of a tenant, as an entry keeps it.
+//! Keys of tenants, as entries store them.
 
 use crate::util::panic::catch_panic;
 
-/// The key of a user, whose drop may panic wherever the last handle of its entry is dropped.
+/// A key of the user's type. A panic in its drop is contained, since it may be dropped wherever the
+/// last handle of its entry is.
 #[derive(Debug)]
 pub(crate) struct Tenant<K>(Option<K>);
 
-/// Whoever names no tenant.
+/// Marker key for requests without a tenant.
 #[derive(Debug)]
 pub(crate) struct AnonymousKey;
 
 impl<K> Tenant<K> {
+    /// Wraps a key.
     pub(crate) fn new(key: K) -> Self {
         Self(Some(key))
     }
 
-    /// The key, which is there until the drop.
+    /// Returns the key, which is `Some` until the drop.
     #[inline]
     pub(crate) fn key(&self) -> Option<&K> {
         self.0.as_ref()

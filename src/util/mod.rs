@@ -1,4 +1,4 @@
-//! Parts that know neither tenants nor requests.
+//! Helpers that depend on no other module of the crate.
 
 pub(crate) mod clock;
 pub(crate) mod key;

@@ -1,4 +1,5 @@
-//! The synchronisation primitives of the core, replaced by loom's when the core is model-checked.
+//! Synchronisation primitives of the core. Under `cfg(tenant_loom)` they are loom's, which
+//! model-checks the core.
 
 #[cfg(not(tenant_loom))]
 pub(crate) use std::sync::{
@@ -15,10 +16,11 @@ pub(crate) use loom::sync::{
 use std::sync::PoisonError;
 pub(crate) use std::sync::atomic::Ordering;
 
-// A poisoned lock is entered all the same: under these locks every step leaves the data whole, and
-// the only code of a user that can panic there is `Eq` of a tenant.
+// Poison is ignored: under these locks every step leaves the data consistent, and the only code of
+// the user that can panic there is `Eq` of a key.
 
-/// What `arc` holds, if it was the last handle: of several that are let go of at once, one gets it.
+/// Returns the value in `arc` if this was the last handle. Of several handles that are dropped at
+/// the same time, exactly one gets it.
 pub(crate) fn into_inner<T>(arc: Arc<T>) -> Option<T> {
     #[cfg(not(tenant_loom))]
     return Arc::into_inner(arc);
@@ -26,14 +28,17 @@ pub(crate) fn into_inner<T>(arc: Arc<T>) -> Option<T> {
     return Arc::try_unwrap(arc).ok();
 }
 
+/// Locks `mutex`, poisoned or not.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Locks `lock` for reading, poisoned or not.
 pub(crate) fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Locks `lock` for writing, poisoned or not.
 pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }

@@ -22,7 +22,7 @@ use std::{
 use tokio::sync::Semaphore;
 use tokio_test::task::{self, Spawn};
 use tower::{Service, ServiceExt};
-use tower_tenant::{Error, Evictor, Overflow, RejectReason, TenantLimiter};
+use tower_tenant::{Error, Overflow, RejectReason, TenantLimiter, limiter::Evictor};
 
 /// A request: the name of its tenant.
 pub type Tenant = &'static str;

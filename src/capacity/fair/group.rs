@@ -1,4 +1,9 @@
-//! The members of one level: the top, or the tenants of one owner.
+//! One group of members: the top level, or the tenants of one owner.
+//!
+//! A group ranks its members in three ordered sets and holds the sums from which its level rises. A
+//! change of a member is a sequence of four steps: [`Group::advance`] and [`Member::advance`] to
+//! the time of the change, the change itself, then [`Group::settle`], which replaces the old
+//! [`Place`] of the member by its new one.
 
 use std::collections::BTreeSet;
 
@@ -6,43 +11,48 @@ use slab::Slab;
 
 use crate::capacity::fair::member::{Member, Place, per_weight, slot_time};
 
-/// So many requests of mean length a member may be behind the level when it comes back.
+/// The credit of a member that comes back: at most so many requests of mean length behind the
+/// level.
 const CREDIT: usize = 8;
 
-/// A member that wants nothing loses its credit so many times as fast as the level rises.
+/// The credit of a member that wants nothing fades so many times as fast as the level rises.
 const FADING: u128 = 32;
 
+/// The members of one group, by rank, and its level.
 #[derive(Debug, Default)]
 pub(super) struct Group {
-    /// Who may be served, the next one first.
+    /// Members that may be served, the next one first: by due service, then by turn.
     ready: BTreeSet<((u128, u64), usize)>,
-    /// Who has how much waiting per weight since when.
+    /// Members with waiting requests, the longest last: by waiting per weight, then by when that
+    /// grew.
     backlogs: BTreeSet<((u64, u64), usize)>,
-    /// Who wants nothing, by the level at which it is forgotten.
+    /// Members that want nothing, by the level at which they are forgotten.
     idle: BTreeSet<(u128, usize)>,
-    /// What a member that is new has attained, at `since`.
+    /// The attained service of a new member, at `since`.
     level: u128,
     since: u64,
-    /// Of those that count.
+    /// The weights of the members that take their share.
     weight: u64,
+    /// The requests in flight of the members that take their share.
     held: usize,
-    /// The same while time passed last.
+    /// `weight` and `held` while time passed last.
     steady: (u64, usize),
-    /// Of all.
+    /// The requests in flight of all members.
     running: usize,
     mean: Mean,
 }
 
-/// How long a request holds its slot on average, of late, in ns.
+/// A moving average of how long a request holds its slot.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mean {
+    /// In nanoseconds; 0 before the first request has ended.
     length: u64,
-    /// The slot-time since a request ended last.
+    /// The slot-time of all requests since one ended last, in nanoseconds.
     spent: u128,
 }
 
 impl Group {
-    /// A group that knows how long requests take.
+    /// Returns a group without members that keeps the mean.
     pub(super) fn cleared(&self) -> Self {
         Self {
             mean: self.mean,
@@ -50,7 +60,7 @@ impl Group {
         }
     }
 
-    /// The level rises as fast as a fair share would.
+    /// Advances the level to `now`. It rises as fast as the service of a fair share.
     pub(super) fn advance(&mut self, now: u64) {
         let time = now.saturating_sub(self.since);
         if time == 0 {
@@ -65,13 +75,15 @@ impl Group {
         self.since += time;
     }
 
-    /// Takes a new member in.
+    /// Adds a new member.
     pub(super) fn enlist<T>(&mut self, index: usize, member: &mut Member<T>) {
         self.rank(index, member, Place::default());
     }
 
-    /// One request of the member that waited runs. All others that may be served have attained as
-    /// much, or will have, so a new one need not start below.
+    /// Turns one waiting request of the member into one in flight.
+    ///
+    /// All other members that may be served have attained as much, or have as much due, so a new
+    /// one does not start below: the level rises to what this member has attained.
     pub(super) fn serve<T>(&mut self, member: &mut Member<T>, turn: u64) {
         self.level = self.level.max(member.attained);
         member.lag = self.level - member.attained;
@@ -80,7 +92,9 @@ impl Group {
         member.running += 1;
     }
 
-    /// Moves a changed member to its new place.
+    /// Ranks a changed member anew. `before` is its place before the change.
+    ///
+    /// A member that becomes active catches up with the level first.
     pub(super) fn settle<T>(&mut self, index: usize, member: &mut Member<T>, before: Place) {
         if before.idle.is_some() {
             let rest = member
@@ -90,9 +104,10 @@ impl Group {
             member.lag = member.lag.min(rest);
         }
         if before.ready.is_none() && member.is_active() {
-            // One that had its own limit in use and more waiting wanted to run all the time.
+            // It had requests in flight and more waiting, and could not be served: it was at its
+            // own limit, not absent.
             let held_back = before.running > 0 && before.backlog.is_some();
-            // It has missed nothing if it took its share all the same.
+            // If it took its share all the same, it has missed nothing that it would catch up with.
             if !(held_back && before.counted.is_some()) {
                 self.catch_up(member, held_back);
             }
@@ -100,7 +115,8 @@ impl Group {
         self.rank(index, member, before);
     }
 
-    /// Time in which a member wanted nothing, or could not be served, earns it nothing but a credit.
+    /// Raises a member to the level, less its credit: time in which it wanted nothing, or could not
+    /// be served, earns it no more than that.
     fn catch_up<T>(&self, member: &mut Member<T>, held_back: bool) {
         let credit = match held_back {
             true => self.mean.charge(CREDIT, 1),
@@ -110,10 +126,12 @@ impl Group {
         member.attained = member.attained.max(start);
     }
 
+    /// Returns how far the member may stay behind the level.
     fn credit<T>(&self, member: &Member<T>) -> u128 {
         member.lag.min(self.mean.charge(CREDIT, 1))
     }
 
+    /// Derives the keys of a member and replaces its place in the sums and the sets.
     fn rank<T>(&mut self, index: usize, member: &mut Member<T>, before: Place) {
         self.discount(before);
         self.mean.end(before.running.saturating_sub(member.running));
@@ -129,11 +147,12 @@ impl Group {
         replace(&mut self.idle, index, before.idle, place.idle);
     }
 
-    /// Whether a member takes its share. One that can do with less leaves the rest to the others.
+    /// Returns whether a member takes its share, that is, whether its demand per weight is at least
+    /// what the group holds per weight. A member with a lower demand leaves the rest to the others.
     ///
-    /// One that has had no room below its own limit is compared with what was there while time passed
-    /// last. Between the end of a request of another member and its next one that member is missing,
-    /// and the share would look larger than the limit.
+    /// A member with a known limit is compared with the sums while time passed last. Between the
+    /// end of a request of another member and its next one, that member is missing in the sums of
+    /// now, and the share would look larger than the limit.
     fn counts<T>(&self, member: &Member<T>) -> bool {
         let demand = member.demand();
         let (weight, held) = match member.limit {
@@ -145,14 +164,16 @@ impl Group {
         demand > 0 && own >= share
     }
 
-    /// One that has attained more than the level is kept until the level is there, and the credit
-    /// of one that was behind is used up as the level rises.
+    /// Returns the level at which the member is forgotten if it wants nothing.
+    ///
+    /// A member that has attained more than the level is kept until the level reaches it. One that
+    /// was behind is kept until its credit has faded.
     fn kept<T>(&self, member: &Member<T>) -> u128 {
         let spent = self.level.saturating_add(self.credit(member) / FADING);
         member.attained.max(spent)
     }
 
-    /// The next to be served, if it has attained more since it was looked at.
+    /// Returns the member that is next, if it has attained more since it was ranked.
     pub(super) fn stale<T>(&self, members: &Slab<Member<T>>) -> Option<usize> {
         self.first_ready().filter(|first| {
             members
@@ -161,19 +182,22 @@ impl Group {
         })
     }
 
+    /// Returns the member that is served next.
     pub(super) fn first_ready(&self) -> Option<usize> {
         self.ready.first().map(|(_, index)| *index)
     }
 
+    /// Returns the member with most waiting per weight.
     pub(super) fn longest(&self) -> Option<usize> {
         self.backlogs.last().map(|(_, index)| *index)
     }
 
+    /// Returns how many requests of all members are in flight.
     pub(super) fn running(&self) -> usize {
         self.running
     }
 
-    /// Takes out a member that wants nothing and need not be remembered.
+    /// Removes a member that wants nothing and whose lead or credit is used up.
     pub(super) fn pop_idle(&mut self) -> Option<usize> {
         let (kept, _) = self.idle.first()?;
         if *kept > self.level {
@@ -182,11 +206,12 @@ impl Group {
         self.idle.pop_first().map(|(_, index)| index)
     }
 
-    /// All that want nothing.
+    /// Returns all members that want nothing.
     pub(super) fn idle(self) -> impl Iterator<Item = usize> {
         self.idle.into_iter().map(|(_, index)| index)
     }
 
+    /// Subtracts a member from the sums.
     fn discount(&mut self, place: Place) {
         self.running = self.running.saturating_sub(place.running);
         if let Some((weight, running)) = place.counted {
@@ -195,6 +220,7 @@ impl Group {
         }
     }
 
+    /// Adds a member to the sums.
     fn count(&mut self, place: Place) {
         self.running = self.running.saturating_add(place.running);
         if let Some((weight, running)) = place.counted {
@@ -205,10 +231,13 @@ impl Group {
 }
 
 impl Mean {
+    /// Adds slot-time of requests in flight.
     fn spend(&mut self, slot_time: u128) {
         self.spent = self.spent.saturating_add(slot_time);
     }
 
+    /// Adds `ended` requests to the average, each with an equal part of the slot-time spent. A
+    /// batch moves the average by 1/32 of the difference; the first one sets it.
     fn end(&mut self, ended: usize) {
         if ended == 0 {
             return;
@@ -221,13 +250,16 @@ impl Mean {
         };
     }
 
-    /// What so many requests are taken to attain. At least something, so that of two that have
-    /// attained as much the one that runs less is first.
+    /// Returns the service per weight that so many requests are expected to use.
+    ///
+    /// A request counts for more than 0 even before the mean is known, so that of two members that
+    /// have attained as much the one with fewer requests in flight is first.
     fn charge(self, requests: usize, weight: u32) -> u128 {
         per_weight(slot_time(requests, self.length.max(1)), u64::from(weight))
     }
 }
 
+/// Replaces the key of a member in a set.
 fn replace<K: Ord>(set: &mut BTreeSet<(K, usize)>, index: usize, old: Option<K>, new: Option<K>) {
     if old == new {
         return;

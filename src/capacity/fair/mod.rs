@@ -1,23 +1,62 @@
-//! Who is next when capacity is shared: max-min fair in slots held, per weight, on two levels.
+//! The scheduler of a shared capacity: max-min fairness in slots held, per weight, on two levels.
 //!
-//! Each member has attained so much slot-time per weight, its virtual time. Of those that wait and have
-//! room below their own limit, the one to which least is due goes next: what it has attained, and for
-//! each request that runs as much again as one takes on average. So what a start costs is charged at
-//! once, and is put right as the request takes more or less.
+//! # The rule
 //!
-//! The level is what a fair share comes to: it rises by the slots in use over the weights of the
-//! members that take their share, and is never below what the member served last had attained. Members
-//! that want or may have less than a share count in neither. A member that is new, was absent or was
-//! kept back by its own limit starts at the level or at what it has attained, whichever is more: time
-//! in which it wanted nothing earns it nothing, but for a credit of a few requests that fades within a
-//! moment, so that a tenant with one request after another is not taken for a new one each time. A
-//! member that had as many running as its own limit allows, and took its share by that, goes on from what
-//! it has attained.
+//! Each member has an *attained* service: the slot-time it has used per weight, its virtual time.
+//! Its *due* service adds, for each of its requests in flight, the time that a request takes on
+//! average:
 //!
-//! A member is a tenant, or an owner of tenants; the rule runs between the members of the top
-//! level first, then between the tenants of the owner chosen. Each step costs O(log n). A member
-//! that wants nothing and has no lead is forgotten. There is no clock, lock or request in here:
-//! the caller tells what happened and when.
+//! ```text
+//! attained += running * elapsed / weight
+//! due       = attained + running * mean / weight
+//! ```
+//!
+//! The next slot goes to the member with the least due service, of those that have a waiting
+//! request and room below their own limit. So a start is charged at once, and the charge is
+//! corrected as the request takes more or less time.
+//!
+//! # The level
+//!
+//! The *level* of a group is the attained service of a member that always took its fair share:
+//!
+//! ```text
+//! level += held * elapsed / weights
+//! ```
+//!
+//! `held` and `weights` are sums over the members that take their share. A member whose demand, or
+//! whose own limit, is below its share counts in neither sum. The level is never below what the
+//! member served last had attained.
+//!
+//! A member that is new, was absent, or was held back by its own limit starts at the level or at
+//! what it has attained, whichever is more. So time in which it wanted nothing earns it nothing,
+//! but for two exceptions:
+//!
+//! - A credit of a few requests, which fades within a moment. A tenant that sends one request after
+//!   the other is absent between them, and would be taken for a new one each time.
+//! - A member that was at its own limit, and took its share by that, goes on from what it has
+//!   attained. Raised to the level each time, it would get less than its share.
+//!
+//! # Two levels
+//!
+//! A member is a tenant, or an owner of tenants. The rule picks a member of the top level first; if
+//! that is an owner, it then picks one of its tenants by the same rule.
+//!
+//! ```text
+//! top ─┬─ tenant
+//!      ├─ tenant
+//!      └─ owner ─┬─ tenant
+//!                └─ tenant
+//! ```
+//!
+//! # Cost
+//!
+//! Each step is O(log n) in the members of a group: between events no key changes its order, so an
+//! ordered set is updated only when a member changes. A member that wants nothing and has no lead
+//! over the level is forgotten. All sums saturate.
+//!
+//! There is no clock, lock or request in this module: the caller reports what happened and when,
+//! and calls it under the pool lock (see [`pool`](crate::capacity::pool)). Tests drive it in
+//! virtual time against an independent max-min solver.
 
 mod group;
 mod member;
@@ -34,28 +73,35 @@ use slab::Slab;
 
 use self::{group::Group, member::Member};
 
-/// Names a member; stale once the member is forgotten.
+/// Identifies a member; stale once the member is forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Id {
+    // In the slab of members.
     index: usize,
+    // Distinguishes the member from a later one at the same index.
     birth: u64,
 }
 
-/// Divides the slots between tenants (which carry a `T` while they wait) and owners.
+/// Divides slots between tenants and owners of tenants.
 ///
-/// What is done to a forgotten member does nothing. Times are nanoseconds; one that goes back
-/// counts as standing still.
+/// A tenant has a ticket of type `T` while its requests wait. A method that is called with the
+/// [`Id`] of a forgotten member does nothing. Times are in nanoseconds; a time before the last one
+/// counts as the last one.
 #[derive(Debug)]
 pub(crate) struct Scheduler<T> {
     members: Slab<Member<T>>,
+    /// The owners, and the tenants without an owner.
     top: Group,
     /// The tenants of each owner.
     groups: Slab<Group>,
+    /// How many members there have been.
     births: u64,
+    /// How many waits and starts there have been, which orders them.
     turns: u64,
 }
 
 impl<T> Scheduler<T> {
+    /// Creates a scheduler without members.
     pub(crate) fn new() -> Self {
         Self {
             members: Slab::new(),
@@ -66,7 +112,7 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Forgets all members: the crowding has ended.
+    /// Forgets all members, since the contention has ended. Keeps the mean time of a request.
     pub(crate) fn clear(&mut self) {
         self.top = self.top.cleared();
         self.groups = Slab::new();
@@ -76,17 +122,21 @@ impl<T> Scheduler<T> {
         }
     }
 
+    /// Returns whether there are no members.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
 
+    /// Returns whether the member has not been forgotten.
     pub(crate) fn contains(&self, id: Id) -> bool {
         self.get(id).is_some()
     }
 
-    /// Adds a tenant that has been running `running` requests since `since`. If that is none, it
-    /// is forgotten with the next step of another member, unless it runs or waits by then.
+    /// Adds a tenant that has had `running` requests in flight since `since`.
+    ///
+    /// With none, it is forgotten with the next step of another member, unless it has a request in
+    /// flight or waiting by then.
     pub(crate) fn add(&mut self, owner: Option<Id>, weight: u32, running: usize, since: u64) -> Id {
         let mut member = Member::new(weight, running, since);
         member.home = owner.and_then(|owner| self.get(owner)?.group);
@@ -98,7 +148,7 @@ impl<T> Scheduler<T> {
         id
     }
 
-    /// Adds an owner whose tenants, members or not, have been running `running` requests since
+    /// Adds an owner whose tenants, members or not, have had `running` requests in flight since
     /// `since`.
     pub(crate) fn add_owner(&mut self, weight: u32, running: usize, since: u64) -> Id {
         let mut member = Member::new(weight, running, since);
@@ -106,8 +156,10 @@ impl<T> Scheduler<T> {
         self.insert(member)
     }
 
-    /// One more request of the tenant waits. The tenant is `open` if it has room below its own
-    /// limit. The first waiter's ticket is kept for all of them.
+    /// Adds a waiting request to the tenant. The tenant is `open` if it has room below its own
+    /// limit.
+    ///
+    /// The ticket of the first waiter is kept for all of them.
     pub(crate) fn wait(&mut self, id: Id, now: u64, open: bool, ticket: T) {
         let turn = self.turn();
         let tenant = |tenant: &mut Member<T>, _: &mut Group| {
@@ -118,7 +170,7 @@ impl<T> Scheduler<T> {
         self.change(id, now, tenant, |owner, _| owner.wait(turn));
     }
 
-    /// `count` requests of the tenant wait no more. Gives the ticket back with the last.
+    /// Removes `count` waiting requests from the tenant. Returns the ticket with the last.
     pub(crate) fn stop_waiting(&mut self, id: Id, now: u64, count: usize) -> Option<T> {
         let mut ticket = None;
         let tenant = |tenant: &mut Member<T>, _: &mut Group| {
@@ -131,7 +183,8 @@ impl<T> Scheduler<T> {
         ticket
     }
 
-    /// One request of the tenant that waited runs. Gives the ticket back with the last.
+    /// Turns one waiting request of the tenant into one in flight. Returns the ticket with the last
+    /// waiting request.
     pub(crate) fn start(&mut self, id: Id, now: u64, open: bool) -> Option<T> {
         let turn = self.turn();
         let mut ticket = None;
@@ -144,8 +197,8 @@ impl<T> Scheduler<T> {
         ticket
     }
 
-    /// So many requests of the tenant or the owner run; the tenant has room below its own limit, or
-    /// has none.
+    /// Sets how many requests of the tenant or the owner are in flight, and whether the tenant has
+    /// room below its own limit. `open` is ignored for an owner.
     pub(crate) fn set_running(&mut self, id: Id, now: u64, running: usize, open: bool) {
         if self.is_owner(id) {
             return self.change_owner(id, now, |owner, _| owner.running = running);
@@ -166,23 +219,25 @@ impl<T> Scheduler<T> {
         }
     }
 
+    /// Returns whether the member is an owner.
     fn is_owner(&self, id: Id) -> bool {
         self.get(id).is_some_and(|member| member.group.is_some())
     }
 
-    /// The tenant whose turn it is, among those that wait and are open.
+    /// Returns the tenant that is served next, among those that are open and have a waiting
+    /// request.
     pub(crate) fn next(&self) -> Option<(Id, &T)> {
         self.descend(Group::first_ready)
     }
 
-    /// The tenant with most waiting per weight, of the owner with most waiting per weight; of
-    /// equals the one whose backlog grew last.
+    /// Returns the tenant with most waiting per weight, of the owner with most waiting per weight.
+    /// Of equals it is the one whose backlog grew last.
     pub(crate) fn longest(&self) -> Option<(Id, &T)> {
         self.descend(Group::longest)
     }
 
-    /// Whether one more waiting request would give the tenant, or its owner, at least as much
-    /// waiting per weight as [`longest`](Self::longest) has.
+    /// Returns whether one more waiting request would give the tenant, or its owner, at least as
+    /// much waiting per weight as [`longest`](Self::longest) has.
     pub(crate) fn outweighs(&self, id: Id) -> bool {
         let Some(member) = self.get(id) else {
             return false;
@@ -192,7 +247,8 @@ impl<T> Scheduler<T> {
         };
         let (index, tenants) = (member.owner.map_or(0, |owner| owner.index), owner.group);
         let reaches = self.reaches(owner, index, &self.top);
-        // Within the owner that is the longest already, its longest tenant is the one to beat.
+        // If its owner is the longest already, the tenant is compared with the longest of the
+        // owner.
         if reaches && self.top.longest() == Some(index) {
             let tenants = tenants.and_then(|group| self.groups.get(group));
             return tenants.is_none_or(|group| self.reaches(member, id.index, group));
@@ -200,6 +256,7 @@ impl<T> Scheduler<T> {
         reaches
     }
 
+    /// Returns whether one more waiting request would make the member the longest of `group`.
     fn reaches(&self, member: &Member<T>, index: usize, group: &Group) -> bool {
         group.longest().is_none_or(|longest| {
             let backlog = self.members.get(longest).map_or(0, Member::backlog);
@@ -207,6 +264,7 @@ impl<T> Scheduler<T> {
         })
     }
 
+    /// Picks a member of the top group and, if it is an owner, one of its tenants.
     fn descend(&self, pick: impl Fn(&Group) -> Option<usize>) -> Option<(Id, &T)> {
         let mut index = pick(&self.top)?;
         if let Some(group) = self.members.get(index)?.group {
@@ -220,17 +278,20 @@ impl<T> Scheduler<T> {
         member.ticket.as_ref().map(|ticket| (id, ticket))
     }
 
+    /// Returns the member, unless it was forgotten.
     fn get(&self, id: Id) -> Option<&Member<T>> {
         self.members
             .get(id.index)
             .filter(|member| member.birth == id.birth)
     }
 
+    /// Returns the number of the next wait or start.
     fn turn(&mut self) -> u64 {
         self.turns += 1;
         self.turns
     }
 
+    /// Adds a member to its group.
     fn insert(&mut self, mut member: Member<T>) -> Id {
         self.births += 1;
         member.birth = self.births;
@@ -243,7 +304,7 @@ impl<T> Scheduler<T> {
         Id { index, birth }
     }
 
-    /// Changes a tenant, then its owner.
+    /// Changes a tenant, then its owner, at time `now`.
     fn change(
         &mut self,
         id: Id,
@@ -260,6 +321,7 @@ impl<T> Scheduler<T> {
         }
     }
 
+    /// Changes an owner, at time `now`.
     fn change_owner(&mut self, id: Id, now: u64, change: impl FnOnce(&mut Member<T>, &mut Group)) {
         if self.contains(id) {
             self.step_owner(id, now, change);
@@ -267,6 +329,8 @@ impl<T> Scheduler<T> {
         }
     }
 
+    /// Changes an owner, and updates what it derives from its tenants: whether one of them may be
+    /// served, and how many requests they have in flight at least.
     fn step_owner(&mut self, id: Id, now: u64, change: impl FnOnce(&mut Member<T>, &mut Group)) {
         let group = self.get(id).and_then(|owner| owner.group);
         let Some(tenants) = group.and_then(|group| self.groups.get(group)) else {
@@ -280,6 +344,7 @@ impl<T> Scheduler<T> {
         });
     }
 
+    /// Advances a member and its group to `now`, changes the member and ranks it anew.
     fn step(&mut self, index: usize, now: u64, change: impl FnOnce(&mut Member<T>, &mut Group)) {
         let Some(member) = self.members.get_mut(index) else {
             return;
@@ -292,8 +357,8 @@ impl<T> Scheduler<T> {
         group.settle(index, member, before);
     }
 
-    /// Forgets the members that want nothing and have no lead, and puts right those whose place
-    /// time has changed, a few in each step.
+    /// Forgets the members that want nothing and have no lead, and ranks a few of those anew that
+    /// would be next but have attained more since they were ranked.
     fn tidy(&mut self, group: Option<usize>, now: u64) {
         for _ in 0..4 {
             let stale = home(&mut self.top, &mut self.groups, group).stale(&self.members);
@@ -310,7 +375,7 @@ impl<T> Scheduler<T> {
     }
 }
 
-/// The group a member belongs to.
+/// Returns the group with index `home`, or the top.
 fn home<'a>(top: &'a mut Group, groups: &'a mut Slab<Group>, home: Option<usize>) -> &'a mut Group {
     home.and_then(|group| groups.get_mut(group)).unwrap_or(top)
 }

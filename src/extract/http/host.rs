@@ -1,4 +1,4 @@
-//! The host that a request is for, as the name of a tenant.
+//! The extractor that uses the host of a request as the tenant.
 
 use std::{borrow::Cow, fmt, net::Ipv6Addr};
 
@@ -6,27 +6,28 @@ use http::{HeaderMap, Request, header::HOST};
 
 use crate::extract::{ExtractTenant, NoTenant, http::unblank};
 
-/// What a name in the DNS has at most.
+/// The maximum lengths of a name and of a label in the DNS, in bytes.
 const MAX_NAME: usize = 253;
 const MAX_LABEL: usize = 63;
 
-/// Takes the tenant from the host that the request is for: its authority, as HTTP/2 has it, or else
-/// its `Host` header.
+/// Extracts the tenant from the host of the request: the authority of its URI, as sent over HTTP/2,
+/// or else its `Host` header.
 ///
-/// All ways to write a host are one tenant: the name is in lower case, without the port and without
-/// a dot at the end, and an IPv6 address is in brackets and in its shortest form. So `ACME.example`,
-/// `acme.example:443` and `acme.example.` are `"acme.example"`, and `[0:0::1]:443` is `"[::1]"`.
+/// Hosts are normalized: lower case, no port, no trailing dot, and IPv6 addresses in brackets in
+/// their shortest form. So `ACME.example`, `acme.example:443` and `acme.example.` are all
+/// `"acme.example"`, and `[0:0::1]:443` is `"[::1]"`.
 ///
-/// What is no name of a host is an invalid tenant, such as one with a user in front or a character
-/// that hosts do not have; and so are two `Host` headers, and one that differs from the authority.
-/// A caller can ask for any host: let something in front of the service reject hosts that are not
-/// yours, or bound what made-up tenants cost by
-/// [`max_tenants`](crate::TenantConcurrencyLayer::max_tenants).
+/// A malformed host is an invalid tenant, for example with user information or with a character
+/// that is not allowed in hosts. So are two `Host` headers, and a `Host` header that differs from
+/// the authority.
+///
+/// The caller can send any host. Reject hosts that are not yours in front of the service, or bound
+/// the cost of made-up tenants with [`max_tenants`](crate::TenantConcurrencyLayer::max_tenants).
 ///
 /// # Examples
 ///
 /// ```
-/// use tower_tenant::{TenantConcurrencyLayer, host};
+/// use tower_tenant::{host, TenantConcurrencyLayer};
 ///
 /// let layer = TenantConcurrencyLayer::<String, _>::new(4, host());
 /// ```
@@ -35,7 +36,7 @@ pub fn host() -> FromHost {
     FromHost(())
 }
 
-/// Takes the tenant from the host that the request is for; made by [`host`].
+/// Extracts the tenant from the host of the request; created by [`host`].
 #[derive(Clone)]
 pub struct FromHost(());
 
@@ -49,7 +50,7 @@ impl<B> ExtractTenant<Request<B>> for FromHost {
             return header.ok_or(NoTenant::Missing);
         };
         let host = canonical(authority.as_str()).ok_or(NoTenant::Invalid)?;
-        // A service behind may go by the other: then the caller would choose whose limit it uses.
+        // If the inner service used the other one, the caller could choose whose limit it uses.
         match header {
             Some(other) if other != host => Err(NoTenant::Invalid),
             _ => Ok(host),
@@ -63,7 +64,7 @@ impl fmt::Debug for FromHost {
     }
 }
 
-/// The host in the `Host` header, if there is one.
+/// Returns the normalized host of the `Host` header, or `None` if there is no such header.
 fn in_header(headers: &HeaderMap) -> Result<Option<Cow<'_, str>>, NoTenant> {
     let mut values = headers.get_all(HOST).iter();
     let Some(value) = values.next() else {
@@ -77,7 +78,7 @@ fn in_header(headers: &HeaderMap) -> Result<Option<Cow<'_, str>>, NoTenant> {
     Ok(Some(host))
 }
 
-/// The one way to write the host of `authority`, borrowed if it is written that way.
+/// Returns the normalized host of `authority`, borrowed if it is normalized already.
 fn canonical(authority: &str) -> Option<Cow<'_, str>> {
     let host = without_port(authority)?;
     match host.strip_prefix('[') {
@@ -86,9 +87,9 @@ fn canonical(authority: &str) -> Option<Cow<'_, str>> {
     }
 }
 
-/// `authority` up to its port; `None` if what follows its host is no port.
+/// Returns `authority` without its port, or `None` if the port is invalid.
 pub(crate) fn without_port(authority: &str) -> Option<&str> {
-    // The colons of an address are in brackets.
+    // The colons of an IPv6 address are inside the brackets.
     let name_end = authority.find(']').map_or(0, |bracket| bracket + 1);
     let host_end = match authority[name_end..].find(':') {
         Some(colon) => name_end + colon,
@@ -98,7 +99,7 @@ pub(crate) fn without_port(authority: &str) -> Option<&str> {
     is_port(port.strip_prefix(':').unwrap_or(port)).then_some(host)
 }
 
-/// A port may be left out after its colon.
+/// Returns whether `text` is a port. It may be empty: RFC 3986 allows a colon without a port.
 fn is_port(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit())
         && (text.is_empty() || text.parse::<u16>().is_ok())
@@ -114,13 +115,13 @@ fn canonical_name(name: &str) -> Option<Cow<'_, str>> {
     }
 }
 
-/// With the underscore, which no host should have and some do.
+/// Returns whether `label` is a DNS label. Underscores are invalid in host names, but in use.
 fn is_label(label: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     (1..=MAX_LABEL).contains(&label.len()) && label.bytes().all(allowed)
 }
 
-/// `host` is the address with its brackets.
+/// Normalizes an IPv6 address. `host` is the address with its brackets.
 fn canonical_address<'h>(host: &'h str, address: &str) -> Option<Cow<'h, str>> {
     let address: Ipv6Addr = address.parse().ok()?;
     let mut rest = Rest(host);
@@ -130,7 +131,9 @@ fn canonical_address<'h>(host: &'h str, address: &str) -> Option<Cow<'h, str>> {
     }
 }
 
-/// What is left of a text after what is written, which it has to begin with.
+/// The rest of a text whose start has to equal what is written.
+///
+/// It compares an address with its normalized form without allocating.
 struct Rest<'t>(&'t str);
 
 impl fmt::Write for Rest<'_> {

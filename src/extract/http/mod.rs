@@ -1,4 +1,4 @@
-//! Tenants named by HTTP requests: in a header, by their host, or in a request extension.
+//! Extractors for HTTP requests: from a header, the host, or a request extension.
 
 pub(crate) mod host;
 
@@ -9,25 +9,26 @@ use http::{HeaderName, HeaderValue, Request};
 pub use self::host::{FromHost, host};
 use crate::extract::{ExtractTenant, NoTenant};
 
-/// Takes the tenant from the header `name`, up to 256 bytes of it.
+/// Extracts the tenant from the header `name`; the value may be up to 256 bytes long.
 ///
-/// Blanks and tabs around the name are no part of it. A value that is empty without them, too long
-/// or not ASCII text is an invalid tenant, and so is a header that is there more than once: which
-/// one counts would be for the caller to choose. The header is whatever the caller sent, so it
-/// should be one that something in front of the service has verified;
-/// [`max_tenants`](crate::TenantConcurrencyLayer::max_tenants) bounds what made-up tenants cost.
+/// Leading and trailing spaces and tabs are trimmed. A value that is then empty, too long or not
+/// ASCII text is an invalid tenant. So is a repeated header: otherwise the caller could choose
+/// which value counts.
 ///
-/// Not for the header `host`, which a request over HTTP/2 need not have, and which writes one host
-/// in many ways: there is [`host`] for it.
+/// The caller controls the header, so use one that a proxy or an outer layer has verified.
+/// [`max_tenants`](crate::TenantConcurrencyLayer::max_tenants) bounds the cost of made-up tenants.
+///
+/// For the header `host` use [`host()`] instead: HTTP/2 requests may lack the header, and one host
+/// can be written in several ways.
 ///
 /// # Panics
 ///
-/// Panics if `name` is not the name of a header.
+/// Panics if `name` is not a valid header name.
 ///
 /// # Examples
 ///
 /// ```
-/// use tower_tenant::{TenantConcurrencyLayer, header};
+/// use tower_tenant::{header, TenantConcurrencyLayer};
 ///
 /// let layer = TenantConcurrencyLayer::<String, _>::new(4, header("x-tenant-id").max_len(64));
 /// ```
@@ -48,7 +49,7 @@ where
     }
 }
 
-/// Takes the tenant from a request header; made by [`header`].
+/// Extracts the tenant from a request header; created by [`header`].
 #[derive(Clone, Debug)]
 pub struct FromHeader {
     name: HeaderName,
@@ -56,9 +57,9 @@ pub struct FromHeader {
 }
 
 impl FromHeader {
-    /// Sets how many bytes long a tenant may be; by default 256.
+    /// Sets the maximum length of a tenant in bytes; 256 by default.
     ///
-    /// This bounds what is kept of each tenant.
+    /// This bounds the memory that the key of each tenant takes.
     #[must_use]
     pub fn max_len(self, bytes: usize) -> Self {
         Self {
@@ -72,7 +73,7 @@ impl FromHeader {
         if !(1..=self.max_len).contains(&name.len()) {
             return None;
         }
-        // The same check as that of `to_str`, which goes byte by byte.
+        // Equivalent to `to_str`, which checks byte by byte and is slower.
         let text = std::str::from_utf8(name).ok()?;
         text.is_ascii().then_some(text)
     }
@@ -85,7 +86,7 @@ impl<B> ExtractTenant<Request<B>> for FromHeader {
     fn extract<'r>(&self, req: &'r Request<B>) -> Result<Cow<'r, str>, NoTenant> {
         let headers = req.headers();
         let value = headers.get(&self.name).ok_or(NoTenant::Missing)?;
-        // Most requests repeat no header at all, which is quickly told.
+        // Most requests repeat no header, and comparing the two counts is cheap.
         let repeats = headers.len() > headers.keys_len();
         if repeats && headers.get_all(&self.name).iter().nth(1).is_some() {
             return Err(NoTenant::Invalid);
@@ -94,7 +95,7 @@ impl<B> ExtractTenant<Request<B>> for FromHeader {
     }
 }
 
-/// A value without the blanks around it, which HTTP/1 drops and HTTP/2 leaves to us.
+/// Trims spaces and tabs, which an HTTP/1 parser trims and an HTTP/2 parser does not.
 fn unblank(mut value: &[u8]) -> &[u8] {
     while let [b' ' | b'\t', rest @ ..] | [rest @ .., b' ' | b'\t'] = value {
         value = rest;
@@ -102,13 +103,13 @@ fn unblank(mut value: &[u8]) -> &[u8] {
     value
 }
 
-/// Takes the tenant from the request extension of type `T`, which a layer further out has put
-/// there, such as one that authenticates.
+/// Extracts the tenant from the request extension of type `T`, inserted by an outer layer such as
+/// one for authentication.
 ///
 /// # Examples
 ///
 /// ```
-/// use tower_tenant::{TenantConcurrencyLayer, extension};
+/// use tower_tenant::{extension, TenantConcurrencyLayer};
 ///
 /// #[derive(Clone, PartialEq, Eq, Hash)]
 /// struct Customer(u64);
@@ -121,7 +122,7 @@ pub fn extension<T>() -> FromExtension<T> {
     FromExtension(PhantomData)
 }
 
-/// Takes the tenant from a request extension; made by [`extension`].
+/// Extracts the tenant from a request extension; created by [`extension`].
 pub struct FromExtension<T>(PhantomData<fn() -> T>);
 
 impl<T, B> ExtractTenant<Request<B>> for FromExtension<T>

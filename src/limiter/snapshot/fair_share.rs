@@ -1,4 +1,4 @@
-//! What part of the shared capacity each tenant may claim.
+//! The fair share of each tenant in a snapshot.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -8,17 +8,20 @@ use crate::{
     tenant::entry::Entry,
 };
 
-/// Who has requests in flight or waiting: the capacity is divided between owners first, then
-/// between the tenants of each.
+/// The weights of the active tenants: those with requests in flight or queued.
+///
+/// The capacity is divided between the owners first, in equal parts, then between the tenants of
+/// each owner by weight. A tenant without an owner takes part in the first division, by weight; an
+/// owner has the weight 1 there.
 #[derive(Default)]
 pub(super) struct FairShares {
-    // Of each tenant, in the order of the snapshot.
+    // One for each tenant, in the order of the snapshot; `None` if it is not active.
     claims: Vec<Option<Claim>>,
-    // By address, which is not used again while the owner is kept.
+    // By address, with the index into `groups`. The `Arc` keeps the address from being reused.
     owners: HashMap<usize, (Arc<Owner>, usize)>,
-    // The weight of the active tenants of each owner.
+    // The total weight of the active tenants of each owner.
     groups: Vec<u64>,
-    // The weight of the active owners, and of the active tenants without one.
+    // The number of active owners, plus the total weight of the active tenants without an owner.
     top: u64,
 }
 
@@ -33,7 +36,7 @@ impl FairShares {
         self.claims.push(claim);
     }
 
-    /// Adds the requests that name no tenant, who are not in the snapshot.
+    /// Adds the requests without a tenant, which take part but have no row in the snapshot.
     pub(super) fn add_anonymous(&mut self, entry: &Entry, stats: Stats) {
         self.claim(entry, stats);
     }
@@ -63,7 +66,7 @@ impl FairShares {
         *group
     }
 
-    /// Divides `capacity` between `tenants`.
+    /// Divides `capacity` between `tenants`, and sets the `share` of each.
     pub(super) fn divide<K>(&self, capacity: usize, tenants: &mut [TenantSnapshot<K>]) {
         for (tenant, claim) in tenants.iter_mut().zip(&self.claims) {
             tenant.share = claim

@@ -1,4 +1,4 @@
-//! All figures of a limiter at one time.
+//! The figures of all tenants of a limiter, read one tenant after the other.
 
 mod fair_share;
 
@@ -11,43 +11,42 @@ use crate::{
     util::sync::Ordering,
 };
 
-/// All figures of a limiter, as [`TenantLimiter::snapshot`] takes them.
+/// The figures of a limiter and its tenants, returned by [`TenantLimiter::snapshot`].
 ///
 /// With the feature `serde` it is `Serialize`; durations are numbers of seconds.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Snapshot<K> {
-    /// How many requests are in flight: the sum over the tenants, and those that name none.
+    /// How many requests are in flight: the sum over all tenants and requests without a tenant.
     pub in_flight: usize,
-    /// How many requests wait: the sum over the tenants, and those that name none.
+    /// How many requests are queued: the sum over all tenants and requests without a tenant.
     pub waiting: usize,
     /// How many tenants are tracked.
     pub tracked: usize,
     /// The figures over all tenants; `None` without a shared capacity.
     pub capacity: Option<Stats>,
-    /// How many requests were admitted, as far as their tenants are still tracked; `None` unless
-    /// the limiter [counts](TenantLimiter::count_requests).
+    /// How many requests of the tenants tracked now, and without a tenant, have been admitted;
+    /// `None` without [`count_requests`](TenantLimiter::count_requests).
     pub admitted: Option<u64>,
-    /// How many requests were rejected, as far as their tenants are still tracked; `None` unless
-    /// the limiter [counts](TenantLimiter::count_requests).
+    /// How many requests of the tenants tracked now, and without a tenant, have been rejected;
+    /// `None` without [`count_requests`](TenantLimiter::count_requests).
     pub rejected: Option<u64>,
-    /// How many requests that name no tenant were let through unlimited.
+    /// How many requests without a tenant have passed unlimited.
     pub bypassed: u64,
-    /// How many requests were exempt.
+    /// How many exempt requests have passed.
     pub exempted: u64,
-    /// How many slots were taken back because their time was up.
+    /// How many permits have expired; see [`TenantLimiter::max_hold`].
     pub expired: u64,
-    /// The figures of the requests that name no tenant and share a limit.
+    /// The figures of the requests without a tenant that share one limit.
     pub anonymous: Stats,
     /// Whether the limiter was closed.
     pub closed: bool,
-    /// Whether the limits of all tenants that have nothing of that kind themselves are only
-    /// [pretended](TenantLimiter::set_dry_run).
+    /// Whether [`TenantLimiter::set_dry_run`] is enabled.
     pub dry_run: bool,
-    /// How many requests were admitted so far that would have been rejected but for a dry run.
+    /// How many requests have been admitted that would have been rejected without the dry run.
     pub would_have_rejected: u64,
-    /// The tenants that are tracked, in no particular order.
+    /// The tracked tenants, in no particular order.
     pub tenants: Vec<TenantSnapshot<K>>,
 }
 
@@ -60,29 +59,31 @@ pub struct TenantSnapshot<K> {
     pub tenant: K,
     /// How many of its requests may be in flight; 0 if it is paused.
     pub limit: usize,
-    /// Whether that is only [pretended](TenantLimiter::set_dry_run).
+    /// Whether the limit is in [dry run](TenantLimiter::set_dry_run) instead of enforced.
     pub dry_run: bool,
     /// How many of its requests are in flight.
     pub in_flight: usize,
-    /// How many of its requests wait.
+    /// How many of its requests are queued.
     pub waiting: usize,
-    /// How long the first of those that wait has waited.
+    /// How long the first request in its queue has waited; `None` if the queue is empty.
     #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
     pub oldest_wait: Option<Duration>,
     /// Its weight; `None` without a shared capacity.
     pub weight: Option<usize>,
-    /// How many slots of the shared capacity are its part while all tenants that have requests in
-    /// flight or waiting want more, whatever its own limit; `None` if it has no such requests, or
-    /// without a shared capacity.
+    /// Its fair share of the shared capacity, in requests in flight.
+    ///
+    /// The share that the tenant gets when every tenant with requests in flight or queued has more
+    /// requests than its share. The limit of the tenant is not taken into account. `None` if it has
+    /// no request in flight or queued, or without a shared capacity.
     pub share: Option<f64>,
-    /// How many of its requests were admitted since it is tracked; `None` unless the limiter
-    /// [counts](TenantLimiter::count_requests).
+    /// How many of its requests have been admitted since it became tracked; `None` without
+    /// [`count_requests`](TenantLimiter::count_requests).
     pub admitted: Option<u64>,
-    /// How many of its requests were rejected since it is tracked; `None` unless the limiter
-    /// [counts](TenantLimiter::count_requests).
+    /// How many of its requests have been rejected since it became tracked; `None` without
+    /// [`count_requests`](TenantLimiter::count_requests).
     pub rejected: Option<u64>,
-    /// For how long it has been known to be idle; `None` until a sweep of the
-    /// [`Evictor`](crate::Evictor) finds it so.
+    /// How long it has been idle, counted from the first sweep of the
+    /// [`Evictor`](crate::limiter::Evictor) that found it idle; `None` before that sweep.
     #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
     pub idle: Option<Duration>,
 }
@@ -91,41 +92,42 @@ pub struct TenantSnapshot<K> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SortBy {
-    /// Its limit.
+    /// By [`limit`](TenantSnapshot::limit).
     Limit,
-    /// Its requests in flight.
+    /// By [`in_flight`](TenantSnapshot::in_flight).
     InFlight,
-    /// Its requests that wait.
+    /// By [`waiting`](TenantSnapshot::waiting).
     Waiting,
-    /// How long the first of those has waited.
+    /// By [`oldest_wait`](TenantSnapshot::oldest_wait).
     OldestWait,
-    /// Its weight.
+    /// By [`weight`](TenantSnapshot::weight).
     Weight,
-    /// Its share of the capacity.
+    /// By [`share`](TenantSnapshot::share).
     Share,
-    /// Its requests that were admitted.
+    /// By [`admitted`](TenantSnapshot::admitted).
     Admitted,
-    /// Its requests that were rejected.
+    /// By [`rejected`](TenantSnapshot::rejected).
     Rejected,
-    /// For how long it has been idle.
+    /// By [`idle`](TenantSnapshot::idle).
     Idle,
 }
 
 impl<K> TenantLimiter<K> {
-    /// Returns the figures of all tenants, and those over all.
+    /// Returns the figures of all tracked tenants, and their totals.
     ///
-    /// Requests go on meanwhile: a lock is held for a look at one of 256 parts of the table, or at
-    /// the line of one tenant. So limit, in flight and waiting of a tenant belong together, and
-    /// those of two tenants may be of different moments. It takes time in proportion to the tenants.
+    /// Requests proceed meanwhile: a lock is held only while one of the 256 shards of the table, or
+    /// the queue of one tenant, is read. So `limit`, `in_flight` and `waiting` of one tenant are
+    /// consistent with each other, but the figures of two tenants may be from different moments.
+    /// It takes time in proportion to the number of tenants.
     ///
     /// # Panics
     ///
-    /// Panics if a key does when it is cloned, which it is under no lock.
+    /// Panics if the `clone` of a key panics. Keys are cloned without holding a lock.
     ///
     /// # Examples
     ///
     /// ```
-    /// use tower_tenant::{SortBy, TenantLimiter};
+    /// use tower_tenant::{limiter::snapshot::SortBy, TenantLimiter};
     ///
     /// let limiter = TenantLimiter::<String>::new(4);
     /// let running = [limiter.try_acquire("acme"), limiter.try_acquire("acme")];
@@ -169,14 +171,15 @@ impl<K> TenantLimiter<K> {
 }
 
 impl<K> Snapshot<K> {
-    /// Returns the `n` tenants with the largest figures in `column`, the largest first. Those
-    /// without a figure come last, and equal ones in the order of `tenants`.
+    /// Returns the `n` tenants with the largest figures in `column`, the largest first.
+    ///
+    /// Tenants whose figure is `None` come last. Equal ones are in the order of `tenants`.
     #[must_use]
     pub fn top(&self, n: usize, column: SortBy) -> Vec<&TenantSnapshot<K>> {
         top_of(&self.tenants.iter().collect::<Vec<_>>(), n, column)
     }
 
-    /// The same totals with other tenants.
+    /// Returns the same totals with other tenants.
     #[cfg(feature = "inspect")]
     pub(crate) fn with_tenants<T>(&self, tenants: Vec<TenantSnapshot<T>>) -> Snapshot<T> {
         Snapshot {
@@ -199,7 +202,7 @@ impl<K> Snapshot<K> {
 }
 
 impl<K> TenantSnapshot<K> {
-    /// The same figures of a tenant that is called otherwise.
+    /// Returns the same figures under another key.
     #[cfg(feature = "inspect")]
     pub(crate) fn with_tenant<T>(&self, tenant: T) -> TenantSnapshot<T> {
         TenantSnapshot {
@@ -217,7 +220,7 @@ impl<K> TenantSnapshot<K> {
         }
     }
 
-    /// The figure as a number to compare with others of its column.
+    /// Returns the figure of `column` as a number that orders like it.
     fn rank(&self, column: SortBy) -> Option<u128> {
         let count = |count: usize| Some(count as u128);
         let nanos = |duration: Option<Duration>| duration.map(|duration| duration.as_nanos());
@@ -227,7 +230,7 @@ impl<K> TenantSnapshot<K> {
             SortBy::Waiting => count(self.waiting),
             SortBy::OldestWait => nanos(self.oldest_wait),
             SortBy::Weight => self.weight.and_then(count),
-            // Numbers that are not negative are in the order of their bits.
+            // Floats that are not negative order like their bits.
             SortBy::Share => self.share.map(|share| share.to_bits().into()),
             SortBy::Admitted => self.admitted.map(u128::from),
             SortBy::Rejected => self.rejected.map(u128::from),
@@ -236,7 +239,7 @@ impl<K> TenantSnapshot<K> {
     }
 }
 
-/// The `n` rows with the largest figures, as [`Snapshot::top`] tells.
+/// Returns the `n` rows with the largest figures in `column`, as [`Snapshot::top`] does.
 pub(crate) fn top_of<'s, K>(
     rows: &[&'s TenantSnapshot<K>],
     n: usize,
@@ -252,7 +255,7 @@ pub(crate) fn top_of<'s, K>(
     order.iter().map(|index| rows[*index]).collect()
 }
 
-/// What the entries seen so far add up to.
+/// The totals over the entries read so far.
 struct Sum {
     now: u64,
     in_flight: usize,
@@ -264,7 +267,7 @@ struct Sum {
 }
 
 impl Sum {
-    /// Starts with the requests that name no tenant.
+    /// Starts with the requests without a tenant.
     fn of<K>(shared: &Shared<K>) -> Self {
         let counts = shared.counts.load(Ordering::Relaxed).then_some(0);
         let limit = shared.limits.overall().missing;
@@ -277,7 +280,7 @@ impl Sum {
             anonymous: GateState::new(limit, false).into(),
             claims: FairShares::default(),
         };
-        // Not made for this: a limiter that was only looked at is not in use.
+        // Not made here, since a snapshot does not put the limiter in use.
         if let Some(anonymous) = shared.anonymous.get() {
             sum.anonymous = anonymous.entry.gate.word().into();
             sum.count(&anonymous.entry, sum.anonymous);
@@ -309,7 +312,7 @@ impl Sum {
         })
     }
 
-    /// Adds the figures up; returns how many requests were admitted and rejected.
+    /// Adds the figures of an entry; returns how many of its requests were admitted and rejected.
     fn count(&mut self, entry: &Entry, stats: Stats) -> (Option<u64>, Option<u64>) {
         self.in_flight += stats.in_flight;
         self.waiting += stats.waiting;

@@ -1,4 +1,4 @@
-//! Figures of a limiter through the `metrics` facade.
+//! An observer that records metrics through the `metrics` facade.
 
 mod table;
 mod tenants;
@@ -17,33 +17,34 @@ use crate::{
     rejected::{RejectReason, Rejected},
 };
 
-/// Counts what happens in a limiter, for whatever recorder of the `metrics` facade is installed.
+/// Records the metrics of a limiter with the installed recorder of the `metrics` facade.
 ///
 /// | name | kind | labels | |
 /// |---|---|---|---|
-/// | `tower_tenant_in_flight` | gauge | `limiter` | requests admitted and not ended |
-/// | `tower_tenant_waiting` | gauge | `limiter` | requests in a line |
+/// | `tower_tenant_in_flight` | gauge | `limiter` | requests in flight: admitted and not yet ended |
+/// | `tower_tenant_waiting` | gauge | `limiter` | requests in a queue |
 /// | `tower_tenant_tracked` | gauge | `limiter` | tenants tracked |
 /// | `tower_tenant_admitted_total` | counter | `limiter` | requests admitted |
 /// | `tower_tenant_rejected_total` | counter | `limiter`, `reason` | requests rejected, by [`RejectReason::as_str`] |
-/// | `tower_tenant_cancelled_total` | counter | `limiter`, `where` | requests dropped by their caller: `queue` or `running` |
-/// | `tower_tenant_expired_total` | counter | `limiter` | requests whose slot was taken back when its time was up |
-/// | `tower_tenant_dry_run_rejected_total` | counter | `limiter`, `reason` | requests admitted that would have been rejected but for a dry run |
-/// | `tower_tenant_dry_run_queued_total` | counter | `limiter` | requests admitted that would have had to wait but for a dry run |
-/// | `tower_tenant_evicted_total` | counter | `limiter` | tenants forgotten |
-/// | `tower_tenant_wait_seconds` | histogram | `limiter` | how long those requests waited that had to, however it ended |
-/// | `tower_tenant_hold_seconds` | histogram | `limiter` | how long slots were held, by [`hold_times`](Self::hold_times) |
+/// | `tower_tenant_cancelled_total` | counter | `limiter`, `where` | requests that their caller dropped: `queue` or `running` |
+/// | `tower_tenant_expired_total` | counter | `limiter` | requests whose permit expired before they ended |
+/// | `tower_tenant_dry_run_rejected_total` | counter | `limiter`, `reason` | requests that a dry run admitted and enforcement would have rejected |
+/// | `tower_tenant_dry_run_queued_total` | counter | `limiter` | requests that a dry run admitted and enforcement would have queued |
+/// | `tower_tenant_evicted_total` | counter | `limiter` | tenants evicted |
+/// | `tower_tenant_wait_seconds` | histogram | `limiter` | how long queued requests waited, whatever the outcome |
+/// | `tower_tenant_hold_seconds` | histogram | `limiter` | how long permits were held, with [`hold_times`](Self::hold_times) |
 ///
-/// No label names a tenant; [`TenantMetrics`] does, for a few. All series are there from the start,
-/// with 0. What the gauges still count when the limiter goes is taken off them.
+/// No label contains a tenant; [`TenantMetrics`] adds series for a bounded number of tenants. All
+/// series exist with the value 0 from the start. When the limiter is dropped, its remaining counts
+/// are subtracted from the gauges.
 ///
-/// Requests that are exempt or bypass the limits are not counted. A request that was granted a slot
-/// is waiting here until it takes the slot.
+/// Requests that are exempt or bypass the limits are not counted. A queued request that was granted
+/// a permit counts as waiting until its task has acquired the permit.
 ///
 /// # Examples
 ///
 /// ```
-/// use tower_tenant::{Metrics, TenantMetrics, TenantLimiter};
+/// use tower_tenant::{observe::metrics::{Metrics, TenantMetrics}, TenantLimiter};
 ///
 /// // After the recorder is installed:
 /// let limiter = TenantLimiter::<String>::new(4).observer((
@@ -72,9 +73,9 @@ pub struct Metrics {
 type Reasons = [Counter; RejectReason::ALL.len()];
 
 impl Metrics {
-    /// Makes the metrics of a limiter, which is called `limiter` in a label of each.
+    /// Creates the metrics of a limiter. `limiter` is the value of their label of that name.
     ///
-    /// Install the recorder first: metrics that are made before it are not seen.
+    /// Install the recorder first: metrics created before it are not recorded.
     #[must_use]
     pub fn new(limiter: impl Into<String>) -> Self {
         table::describe();
@@ -101,7 +102,7 @@ impl Metrics {
         }
     }
 
-    /// Records how long slots are held, too, which reads the clock twice for each request.
+    /// Also records how long permits are held, which reads the clock two more times per request.
     #[must_use]
     pub fn hold_times(self) -> Self {
         Self {
@@ -182,7 +183,7 @@ fn count(reasons: &Reasons, rejected: Rejected) {
     }
 }
 
-/// A part of a gauge that others may share, which goes with its owner.
+/// A share of a gauge that other limiters may update too; subtracted when it is dropped.
 struct Level {
     gauge: Gauge,
     count: AtomicU64,
@@ -209,8 +210,8 @@ impl Level {
 
 impl Drop for Level {
     fn drop(&mut self) {
-        // Two events that were told in the wrong order may have left it below 0 for a moment, but
-        // not when nobody tells any more.
+        // Two events that arrive in the wrong order may make the count negative for a moment, but
+        // not here: the last event has arrived.
         self.gauge.decrement(*self.count.get_mut() as f64);
     }
 }

@@ -1,4 +1,4 @@
-//! All metrics there are, one row each: what is registered, described and documented comes from here.
+//! The table of all metrics: the source of their registration, description and documentation.
 
 use metrics::{
     Counter, Gauge, Histogram, Label, Unit, counter, describe_counter, describe_gauge,
@@ -39,9 +39,9 @@ macro_rules! table {
 // compared with this one by the tests below.
 table! {
     IN_FLIGHT: Gauge, Count, "tower_tenant_in_flight", ["limiter"],
-        "Requests admitted and not ended.";
+        "Requests in flight: admitted and not yet ended.";
     WAITING: Gauge, Count, "tower_tenant_waiting", ["limiter"],
-        "Requests in a line.";
+        "Requests in a queue.";
     TRACKED: Gauge, Count, "tower_tenant_tracked", ["limiter"],
         "Tenants tracked.";
     ADMITTED: Counter, Count, "tower_tenant_admitted_total", ["limiter"],
@@ -49,34 +49,34 @@ table! {
     REJECTED: Counter, Count, "tower_tenant_rejected_total", ["limiter", "reason"],
         "Requests rejected.";
     CANCELLED: Counter, Count, "tower_tenant_cancelled_total", ["limiter", "where"],
-        "Requests dropped by their caller.";
+        "Requests that their caller dropped.";
     EXPIRED: Counter, Count, "tower_tenant_expired_total", ["limiter"],
-        "Requests whose slot was taken back when its time was up.";
+        "Requests whose permit expired before they ended.";
     WOULD_REJECT: Counter, Count, "tower_tenant_dry_run_rejected_total", ["limiter", "reason"],
-        "Requests admitted that would have been rejected but for a dry run.";
+        "Requests that a dry run admitted and enforcement would have rejected.";
     WOULD_QUEUE: Counter, Count, "tower_tenant_dry_run_queued_total", ["limiter"],
-        "Requests admitted that would have had to wait but for a dry run.";
+        "Requests that a dry run admitted and enforcement would have queued.";
     EVICTED: Counter, Count, "tower_tenant_evicted_total", ["limiter"],
-        "Tenants forgotten.";
+        "Tenants evicted.";
     WAIT: Histogram, Seconds, "tower_tenant_wait_seconds", ["limiter"],
-        "How long those requests waited that had to, however it ended.";
+        "How long queued requests waited, whatever the outcome.";
     HOLD: Histogram, Seconds, "tower_tenant_hold_seconds", ["limiter"],
-        "How long slots were held.";
+        "How long permits were held.";
     TENANT_QUEUED: Counter, Count, "tower_tenant_tenant_queued_total", ["limiter", "tenant"],
-        "Requests of the tenant that had to wait.";
+        "Requests of the tenant that were queued.";
     TENANT_REJECTED: Counter, Count, "tower_tenant_rejected_by_tenant_total", ["limiter", "tenant"],
         "Requests of the tenant that were rejected.";
 }
 
 impl Metric {
-    /// A counter with the values of the labels, which is there with 0 before anything happens.
+    /// Registers a counter with these label values. It is exported with 0 from the start.
     pub(super) fn counter(&self, values: &[&str]) -> Counter {
         let counter = counter!(self.name, self.labels(values));
         counter.increment(0);
         counter
     }
 
-    /// A gauge with the values of the labels, which is there before anything happens.
+    /// Registers a gauge with these label values. It is exported with 0 from the start.
     pub(super) fn gauge(&self, values: &[&str]) -> Gauge {
         let gauge = gauge!(self.name, self.labels(values));
         gauge.increment(0);
@@ -103,7 +103,7 @@ impl Metric {
     }
 }
 
-/// Tells the recorder what each metric means.
+/// Describes each metric to the recorder.
 pub(super) fn describe() {
     ALL.iter().for_each(Metric::describe);
 }
@@ -112,7 +112,7 @@ pub(super) fn describe() {
 mod tests {
     use super::*;
 
-    /// How a row reads in the documentation, up to what may be added to its last cell.
+    /// Returns the documented row of a metric, up to what may follow in its last cell.
     fn documented(metric: &Metric) -> String {
         let labels: Vec<_> = metric
             .labels
@@ -129,7 +129,7 @@ mod tests {
         )
     }
 
-    /// The rows of `text` that are about a metric.
+    /// Returns the rows of `text` that document a metric.
     fn rows(text: &str) -> Vec<&str> {
         let lines = text.lines().map(|line| line.trim_start_matches("/// "));
         let rows = lines.filter(|line| line.starts_with("| `tower_tenant_"));

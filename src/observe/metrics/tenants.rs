@@ -1,4 +1,4 @@
-//! Metrics of single tenants, a bounded number of them.
+//! Metrics of a bounded number of single tenants.
 
 use std::{
     collections::HashMap,
@@ -10,21 +10,25 @@ use metrics::Counter;
 
 use crate::observe::{Event, Observer, metrics::table};
 
-/// The tenant that stands for all that have no label of their own.
+/// The label value of all tenants without a label of their own.
 const OTHER: &str = "_other";
 
-/// Counts who is at its limit: the requests of single tenants that had to wait or were rejected.
+/// Counts the queued and rejected requests of single tenants, to show which tenants reach their
+/// limits.
 ///
 /// | name | kind | labels | |
 /// |---|---|---|---|
-/// | `tower_tenant_tenant_queued_total` | counter | `limiter`, `tenant` | requests of the tenant that had to wait |
+/// | `tower_tenant_tenant_queued_total` | counter | `limiter`, `tenant` | requests of the tenant that were queued |
 /// | `tower_tenant_rejected_by_tenant_total` | counter | `limiter`, `tenant` | requests of the tenant that were rejected |
 ///
-/// A tenant that is tracked gets a label when one of its requests first waits or is rejected, if fewer
-/// than the bound have one; all others are counted as `_other`. A tenant that is evicted gives its
-/// label up. A rejection that leaves its tenant untracked, since its limit is 0, the table full or the
-/// limiter closed, counts as `_other`: made-up names get no label. The facade cannot remove a series: let the
-/// exporter forget those that are idle, if it can.
+/// A tracked tenant gets a label when one of its requests is first queued or rejected, if fewer
+/// tenants than the bound have one. All others count as `_other`. Eviction frees the label of a
+/// tenant.
+///
+/// A rejection of a tenant that is not tracked, because its limit is 0, the table is full or the
+/// limiter is closed, counts as `_other`, so that made-up names get no label.
+///
+/// The facade cannot remove a series. If the exporter supports an idle timeout, enable it.
 pub struct TenantMetrics<K> {
     limiter: String,
     name: Box<dyn Fn(&K) -> String + Send + Sync>,
@@ -41,10 +45,11 @@ struct TenantCounters {
 }
 
 impl<K> TenantMetrics<K> {
-    /// Makes the metrics of a limiter called `limiter`, with at most `bound` tenants at once that
-    /// have a label, which is what `name` says.
+    /// Creates the metrics of the limiter named `limiter`, with labels for at most `bound` tenants
+    /// at a time.
     ///
-    /// `name` runs under no lock. What it returns is shown to whoever sees the metrics.
+    /// `name` returns the label value of a tenant. It runs without a lock held. Everyone with
+    /// access to the metrics can see its result.
     pub fn top<F>(limiter: impl Into<String>, bound: usize, name: F) -> Self
     where
         F: Fn(&K) -> String + Send + Sync + 'static,
@@ -71,7 +76,7 @@ impl<K> TenantMetrics<K> {
         if labelled.len() >= self.bound {
             return self.other.clone();
         }
-        // The recorder is asked under no lock.
+        // The recorder is called without the lock.
         drop(labelled);
         let counters = TenantCounters::new(&self.limiter, &name);
         let mut labelled = self.labelled();
@@ -107,7 +112,7 @@ impl<K: 'static> Observer<K> for TenantMetrics<K> {
         match event {
             Event::Queued => self.counters(tenant).queued.increment(1),
             Event::Rejected { rejected, .. } => {
-                // Of a tenant that is not tracked no eviction is told, which gives labels up.
+                // A tenant that is not tracked gets no label, since no eviction would free it.
                 let tenant = tenant.filter(|_| rejected.is_of_tracked());
                 self.counters(tenant).rejected.increment(1);
             }

@@ -1,4 +1,4 @@
-//! What is kept of one tenant, and the handle that keeps it alive.
+//! The state of one tenant, and the handle that keeps it alive.
 
 #[cfg(all(test, not(tenant_loom)))]
 mod tests;
@@ -29,20 +29,21 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) gate: Gate,
-    // Boxed since most limiters need none.
+    // Boxed, since most limiters use none of it.
     extra: Option<Box<Optional>>,
-    // When a sweep first found the tenant idle, by the clock of the limiter; 0 after each release.
+    // When a sweep first found the tenant idle, in nanoseconds of the limiter's clock; 0 after each
+    // release.
     idle_since: AtomicU64,
     rejections: Backoff,
     pub(crate) home: sync::Arc<LimiterContext>,
 }
 
-/// What is kept of a tenant only if the limiter asks for it.
+/// The parts of an entry that depend on the settings of the limiter.
 #[derive(Debug, Default)]
 pub(crate) struct Optional {
     pub(crate) share: Option<Share<TenantHandle>>,
     pub(crate) counts: Option<Counts>,
-    // No other request will find the entry: the table was full, and that is only pretended.
+    // The entry is not in the table, which was full in a dry run: no other request finds it.
     is_untracked: bool,
 }
 
@@ -56,7 +57,7 @@ impl Optional {
     }
 }
 
-/// How many requests of the tenant were admitted and rejected since it is tracked.
+/// How many requests of the tenant have been admitted and rejected since it became tracked.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) admitted: AtomicU64,
@@ -64,7 +65,7 @@ pub(crate) struct Counts {
 }
 
 impl Entry {
-    /// An entry of a tenant that is paused, until it is given a limit.
+    /// Makes the entry of a tenant. Its limit is 0, so it is paused until a limit is set.
     pub(crate) fn new(extra: Optional, home: sync::Arc<LimiterContext>) -> Self {
         let extra = (extra.share.is_some() || extra.counts.is_some()).then(|| Box::new(extra));
         Self {
@@ -76,8 +77,8 @@ impl Entry {
         }
     }
 
-    /// An entry that is not a tenant's, with the one slot that it has taken, so that whoever gives
-    /// it back is heard.
+    /// Makes a stand-in entry with its single slot taken. It backs an observed permit (see
+    /// [`Permit`](crate::limiter::permit::Permit)), whose release always takes the slow path.
     pub(crate) fn of_one(home: sync::Arc<LimiterContext>) -> Self {
         Self {
             gate: Gate::of_one(),
@@ -96,10 +97,10 @@ impl Entry {
         self.extra.as_ref()?.counts.as_ref()
     }
 
-    /// Makes it the entry of one request, in a dry run for which the table is full.
+    /// Makes it the entry of a single request, in a dry run with a full table.
     pub(crate) fn mark_untracked(&mut self) {
         self.extra.get_or_insert_default().is_untracked = true;
-        // Not by the fast way: what the table would have said has to be told.
+        // The fast path fails at a limit of 0, so `pretend` gets to report the full table.
         self.gate.change(GateState::without_limit, || true);
     }
 
@@ -107,8 +108,12 @@ impl Entry {
         self.extra.as_ref().is_some_and(|extra| extra.is_untracked)
     }
 
-    /// Takes a slot if there is room; else decides whether the request may take one of `places` to
-    /// wait. `None` if it has no slot and may wait.
+    /// Takes a slot if there is room. Returns `None` if there is none and the request may wait in a
+    /// queue of at most `places` requests.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Rejected`] if the request may not wait.
     pub(crate) fn try_enter(&self, places: usize) -> Result<Option<Entered>, Rejected> {
         if let Some(share) = self.share() {
             return match share.try_enter(&self.gate, places) {
@@ -124,10 +129,10 @@ impl Entry {
         }
     }
 
-    /// What a request that may take one of `places` to wait would have been told but for a dry run:
-    /// nothing if it would have entered.
+    /// Returns the event that enforcement would have caused for a request admitted in a dry run,
+    /// with a queue of at most `places` requests; `None` if it would have been admitted.
     ///
-    /// Those that are ahead of it and beyond the limit count as its line.
+    /// The requests in flight and queued above the limit count as the queue.
     pub(crate) fn pretend(&self, places: usize, entered: Entered) -> Option<Event> {
         let word = entered.word;
         if !word.is_dry() {
@@ -148,8 +153,10 @@ impl Entry {
         Some(Event::WouldReject { rejected })
     }
 
-    /// The rejection of a request that finds neither room nor one of `places` to wait, if that is so
-    /// and nobody has to be told.
+    /// Returns the rejection of a request that finds neither room nor one of `places` in the queue.
+    ///
+    /// Returns `None` if the request may be admitted or queued, or if an observer has to be
+    /// notified of its rejection.
     #[inline]
     pub(crate) fn rejection(&self, places: usize) -> Option<Rejected> {
         let word = self.gate.word();
@@ -170,8 +177,8 @@ impl Entry {
         Some(self.reject_full(places, word))
     }
 
-    /// Rejects a request that found neither room nor one of `places` to wait, because of what `word`
-    /// shows.
+    /// Rejects a request that found neither room nor one of `places` in the queue, for the reason
+    /// that `word` shows.
     #[cold]
     pub(crate) fn reject_full(&self, places: usize, word: GateState) -> Rejected {
         let reason = match (places, self.is_short_of_capacity(word)) {
@@ -183,7 +190,7 @@ impl Entry {
         self.reject(reason, word)
     }
 
-    /// Rejects a request whose time to wait is up.
+    /// Rejects a request whose wait has expired.
     pub(crate) fn expire(&self) -> Rejected {
         let word = self.gate.word();
         let reason = match self.is_short_of_capacity(word) {
@@ -193,8 +200,8 @@ impl Entry {
         self.reject(reason, word)
     }
 
-    /// Whether a request that does not enter is kept out by what all share: its tenant is below its
-    /// own limit.
+    /// Returns whether a request that is not admitted lacks shared capacity: its tenant is below
+    /// its own limit.
     fn is_short_of_capacity(&self, word: GateState) -> bool {
         self.share().is_some() && word.has_room()
     }
@@ -203,15 +210,15 @@ impl Entry {
         !self.gate.word().is_idle()
     }
 
-    /// Gives a slot back. `true` if that concerns nobody else, or else
-    /// [`release_slow`](Self::release_slow) has to follow.
+    /// Releases a slot. Returns false if [`release_slow`](Self::release_slow) must be called, since
+    /// a waiter, a drain or the shared capacity has to be notified.
     #[inline]
     pub(crate) fn leave(&self) -> bool {
         self.idle_since.store(0, Ordering::Relaxed);
         self.gate.leave()
     }
 
-    /// Hands a slot on that was given back.
+    /// Completes a release: grants the slot to the next waiter, if any.
     #[cold]
     pub(crate) fn release_slow(&self) {
         match self.share() {
@@ -220,15 +227,17 @@ impl Entry {
         }
     }
 
-    /// With a shared capacity a tenant may wait with nothing in flight, so that whoever takes its
-    /// last waiter away tells, too.
+    /// Notifies the drains if a drain waits for this gate and the gate is idle.
+    ///
+    /// With a shared capacity a tenant may have queued requests and none in flight, so removing its
+    /// last waiter must notify the drains, too.
     pub(crate) fn notify_if_idle(&self) {
         if self.gate.disarm_drain() {
             self.home.notify_idle();
         }
     }
 
-    /// Takes `waiter` out of the line. `false` if its wait is already decided.
+    /// Removes `waiter` from the queue. Returns false if its wait was decided already.
     pub(crate) fn abandon(&self, waiter: &Arc<Waiter>) -> bool {
         let abandoned = match self.share() {
             Some(share) => share.abandon(&self.gate, waiter),
@@ -238,15 +247,17 @@ impl Entry {
         abandoned
     }
 
-    /// Changes the limit if `still` holds under the lock that every waiter passes.
+    /// Changes the limit, if `still` returns true under the lock that every waiter takes.
     ///
-    /// A cut takes effect as requests leave, before any waiter enters. 0 rejects all who wait.
+    /// Returns false, and changes nothing, if `still` returns false. After the limit is lowered,
+    /// queued requests are admitted only once the tenant is below it. An enforced limit of 0
+    /// rejects all queued requests.
     pub(crate) fn set_limit(&self, rule: impl Into<Rule>, still: impl FnOnce() -> bool) -> bool {
         let rule = rule.into();
         self.change(|word| word.with_rule(rule), still)
     }
 
-    /// Changes whether the limit is only pretended, in the same way; the limit stays what it is.
+    /// Changes whether the limit is in dry run, under the same condition. The limit stays the same.
     pub(crate) fn set_dry(&self, dry: bool, still: impl FnOnce() -> bool) -> bool {
         self.change(|word| word.with_dry(dry), still)
     }
@@ -269,7 +280,7 @@ impl Entry {
         true
     }
 
-    /// Rejects all who wait and all who come.
+    /// Rejects all queued and all new requests.
     pub(crate) fn close(&self) {
         match self.share() {
             Some(share) => share.close(&self.gate),
@@ -278,7 +289,7 @@ impl Entry {
         self.notify_if_idle();
     }
 
-    /// Rejects all who come; those who wait are served as before.
+    /// Rejects all new requests. Queued requests are still admitted.
     pub(crate) fn stop_accepting(&self) {
         self.gate.stop_accepting();
     }
@@ -296,7 +307,8 @@ impl Entry {
         told(reason, word).with_retry_after(self.hint(reason).spread())
     }
 
-    /// Counts a rejection against what was short; of that and the other the larger hint is told.
+    /// Counts a rejection for the tenant, or for the shared capacity if that is the reason; returns
+    /// the larger of their hints.
     fn hint(&self, reason: RejectReason) -> Hint {
         let clock = &self.home.clock;
         match self.share().map(Share::rejections) {
@@ -308,24 +320,25 @@ impl Entry {
         }
     }
 
-    /// How long the tenant has been idle at `now`, if a sweep has found it so.
+    /// Returns how long the tenant has been idle at `now`, if a sweep has found it idle.
     pub(crate) fn idle_for(&self, now: u64) -> Option<Duration> {
         let since = self.idle_since.load(Ordering::Relaxed);
         let known = !self.is_busy() && (1..=now).contains(&since);
         known.then(|| Duration::from_nanos(now - since))
     }
 
-    /// Whether a tenant that nobody holds was idle for all of `ttl`, up to sweep time `now`.
+    /// Returns whether an idle tenant has been idle for `ttl` at sweep time `now`.
     ///
-    /// The idle time counts from the first sweep after the last release, so that a release need
-    /// not read the clock.
+    /// The idle time counts from the first sweep after the last release, so that a release does not
+    /// have to read the clock. That sweep marks its time here.
     pub(crate) fn has_expired(&self, now: u64, ttl: Duration) -> bool {
         let since = self.idle_since.load(Ordering::Relaxed);
         if (1..=now).contains(&since) {
             return u128::from(now - since) >= ttl.as_nanos();
         }
-        // Released since the last sweep, or seen by a clock that has gone back (a paused one of
-        // another runtime). A release that comes in between stands.
+        // Released since the last sweep, or marked by a clock that has gone back since (a paused
+        // one of another runtime). If a marked entry is released between the load and the exchange,
+        // the exchange fails and the 0 of the release stays.
         let marked =
             self.idle_since
                 .compare_exchange(since, now, Ordering::Relaxed, Ordering::Relaxed);
@@ -333,18 +346,20 @@ impl Entry {
     }
 }
 
-/// A rejection with the figures it was decided on.
+/// Makes a rejection with the figures that it was decided on.
 fn told(reason: RejectReason, word: GateState) -> Rejected {
     Rejected::new(reason).with_figures(word.limit(), word.in_flight(), word.waiting())
 }
 
-/// An entry and its tenant, in one allocation.
+/// The entry of a tenant in the table.
 pub(crate) type Tracked<K> = Node<Tenant<K>>;
 
+/// An entry and its payload in one allocation: the key of a tenant, or the state of an observed
+/// permit.
 #[derive(Debug)]
 pub(crate) struct Node<T: ?Sized> {
     pub(crate) hash: u64,
-    // How many of those that hold it only look at it; under the lock of its shard.
+    // How many references are those of a `Look`. Changed under the lock of the shard.
     pub(crate) looks: AtomicUsize,
     pub(crate) entry: Entry,
     pub(crate) tenant: T,
@@ -362,15 +377,15 @@ impl<T> Node<T> {
 }
 
 impl<T: 'static> Node<T> {
-    /// Tells who watches of the tenant itself.
+    /// Reports an event of the tenant itself to the observer.
     pub(crate) fn tell(&self, event: Event) {
         self.entry.home.tell(&self.tenant, event);
     }
 }
 
-/// Keeps an entry alive, whatever the type of its tenant.
+/// A reference to an entry, whatever the type of its payload.
 ///
-/// An entry that is held is never evicted.
+/// An entry that has such a reference is never evicted.
 #[derive(Clone)]
 pub(crate) struct TenantHandle(Erased);
 
@@ -388,17 +403,17 @@ trait Erase {
 }
 
 impl TenantHandle {
-    /// Takes a slot, or one of `places` in the line.
+    /// Takes a slot, or joins the queue of at most `places` requests, or is rejected.
     pub(crate) fn join(&self, places: usize, waker: &Waker) -> Joined {
         holds::ensure(&self.home);
-        // A capacity reads the clock under its own lock.
+        // A shared capacity reads the clock under its own lock.
         match self.share() {
             Some(share) => share.join(&self.gate, places, waker, self),
             None => self.gate.join(places, waker, self.home.now()),
         }
     }
 
-    /// Gives a slot back that nobody was told of.
+    /// Releases a slot whose admission was not reported.
     pub(crate) fn give_back(&self) {
         if !self.leave() {
             self.release_slow();
@@ -406,15 +421,15 @@ impl TenantHandle {
         }
     }
 
-    /// Tells what the limits would have said of a request with one of `places` to wait, if they are
-    /// only pretended.
+    /// Reports what enforcement would have decided about an admitted request, in a dry run with a
+    /// queue of at most `places` requests.
     pub(crate) fn note_pretended(&self, places: usize, entered: Entered) {
         if let Some(event) = self.pretend(places, entered) {
             self.note(event);
         }
     }
 
-    /// Counts what has happened to a request, and tells who watches.
+    /// Counts an event of a request, and reports it to the observer.
     pub(crate) fn note(&self, event: Event) {
         if let Some(counts) = self.counts() {
             counts.note(event);
@@ -422,7 +437,7 @@ impl TenantHandle {
         self.tell(event);
     }
 
-    /// Notes a rejection, and returns it.
+    /// Counts and reports a rejection, and returns it.
     pub(crate) fn report_rejected(&self, rejected: Rejected, waited: Option<Duration>) -> Rejected {
         self.note(Event::Rejected { rejected, waited });
         rejected
@@ -464,7 +479,7 @@ impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for TenantHandle {
 
 #[cfg(not(tenant_loom))]
 impl TenantHandle {
-    /// What it holds, if that is a `T`.
+    /// Returns the payload, if it is a `T`.
     pub(crate) fn downcast<T: Any>(&self) -> Option<&T> {
         self.0.tenant.downcast_ref()
     }
@@ -524,7 +539,7 @@ impl Deref for TenantHandle {
 
 impl fmt::Debug for TenantHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The tenant may be a secret, and its type need not be `Debug`.
+        // The key may be a secret, and its type need not be `Debug`.
         f.debug_struct("TenantHandle")
             .field("word", &self.gate.word())
             .finish()

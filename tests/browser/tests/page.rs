@@ -19,7 +19,7 @@ use browser::{Page, browse};
 use serde_json::{Value, json};
 use support::{manual, probe};
 use tokio::task::JoinHandle;
-use tower_tenant::{Capacity, Inspect, Overflow, Permit, TenantLimiter};
+use tower_tenant::{Capacity, Overflow, Permit, TenantLimiter, inspect::Inspect};
 use wire::serve;
 
 type Limiter = TenantLimiter<String>;
@@ -91,7 +91,7 @@ fn expected(limiter: &Limiter) -> Vec<Value> {
     let snapshot = limiter.snapshot();
     let mut rows = snapshot.tenants;
     rows.sort_by(|a, b| b.in_flight.cmp(&a.in_flight).then(a.tenant.cmp(&b.tenant)));
-    let cell = |row: &tower_tenant::TenantSnapshot<String>| {
+    let cell = |row: &tower_tenant::limiter::snapshot::TenantSnapshot<String>| {
         json!({
             "name": row.tenant,
             "use": format!("{} / {}", row.in_flight, row.limit),
@@ -260,12 +260,7 @@ async fn all_of_the_page_is_reached_by_keys() {
         page.press(Page::ENTER).await;
         page.until_eq("return document.querySelector('dialog').open", json!(true))
             .await;
-        tab_to(
-            page,
-            Page::TAB,
-            "Pause: reject all it sends, and all that wait",
-        )
-        .await;
+        tab_to(page, Page::TAB, "Pause: reject its new and queued requests").await;
         page.press(Page::ENTER).await;
         page.until_eq(
             "return document.getElementById('outcome').textContent",
@@ -434,7 +429,7 @@ async fn the_page_tells_that_the_server_is_away_and_goes_on_when_it_is_back() {
         page.until_eq(trouble, json!(true)).await;
         let text = page.text("#trouble").await;
         assert!(
-            text.starts_with("The server does not answer. These figures are of "),
+            text.starts_with("The server does not respond. Last update: "),
             "{text}"
         );
         assert_eq!(
@@ -617,7 +612,7 @@ async fn the_page_tells_of_a_dry_run_of_all_and_of_one() {
             .await;
         drop(limiter.try_acquire("acme").unwrap());
         let counted =
-            "return document.getElementById('nameless').textContent.includes('dry run: 1.')";
+            "return document.getElementById('anonymous').textContent.includes('dry run: 1.')";
         page.until_eq(counted, json!(true)).await;
 
         limiter.resume("acme");
