@@ -180,7 +180,7 @@ fn a_tenant_called_like_anything_never_shares_with_the_anonymous() {
         "",
         "anonymous",
         "missing",
-        "anonymous",
+        "nameless",
         "none",
         "null",
         "()",
