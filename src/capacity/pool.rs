@@ -95,9 +95,10 @@ use std::{fmt, sync, task::Waker};
 use crate::{
     capacity::fair::{Id, Scheduler},
     gate::{Entered, Gate, Joined, state::GateState, waiter::Waiter},
-    tenant::{context::LimiterContext, retry_after::Backoff},
     util::{
+        clock::Clock,
         panic::catch_panic,
+        retry_after::Backoff,
         sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock},
     },
 };
@@ -200,7 +201,7 @@ pub(crate) struct Pool<T> {
     line: Mutex<Line<T>>,
     // Rejections of requests whose tenants are below their own limits, for `Retry-After`.
     rejections: Backoff,
-    home: sync::Arc<LimiterContext>,
+    clock: sync::Arc<Clock>,
 }
 
 /// All waiting requests: the scheduler, and how many there are over all tenants.
@@ -261,7 +262,7 @@ enum Verdict {
 impl<T: Ticket> Pool<T> {
     /// Creates an idle pool of `capacity` slots, with at most `places` waiting requests over all
     /// tenants.
-    pub(crate) fn new(capacity: usize, places: usize, home: sync::Arc<LimiterContext>) -> Self {
+    pub(crate) fn new(capacity: usize, places: usize, clock: sync::Arc<Clock>) -> Self {
         let line = Line {
             fair: Scheduler::new(),
             since: 0,
@@ -273,7 +274,7 @@ impl<T: Ticket> Pool<T> {
             is_pretended: AtomicBool::new(false),
             line: Mutex::new(line),
             rejections: Backoff::new(),
-            home,
+            clock,
         }
     }
 
@@ -338,7 +339,7 @@ impl<T: Ticket> Pool<T> {
             return None;
         }
         let mut line = lock(&self.line);
-        let now = self.home.now();
+        let now = self.clock.now();
         loop {
             let (id, ticket) = line.fair.next()?;
             if !self.take() {
@@ -568,7 +569,7 @@ impl<T: Ticket> Share<T> {
         waker: Waker,
         ticket: &T,
     ) -> Joined {
-        let now = self.pool.home.now();
+        let now = self.pool.clock.now();
         if line.waiting == 0 {
             line.since = now;
         }
@@ -650,7 +651,7 @@ impl<T: Ticket> Share<T> {
         self.count_in();
         if line.waiting > 0 {
             self.member(line, gate, 1);
-            self.sync(line, gate, self.pool.home.now());
+            self.sync(line, gate, self.pool.clock.now());
         }
     }
 
@@ -668,7 +669,7 @@ impl<T: Ticket> Share<T> {
         // it.
         let mut line = lock(&self.pool.line);
         self.pool.give_back();
-        self.sync(&mut line, gate, self.pool.home.now());
+        self.sync(&mut line, gate, self.pool.clock.now());
         drop(line);
         self.pool.serve();
     }
@@ -754,7 +755,7 @@ impl<T: Ticket> Share<T> {
         self.weight.store(weight, Ordering::Relaxed);
         if let Some(id) = *lock(&self.member) {
             line.fair
-                .set_weight(id, self.pool.home.now(), clamp(weight));
+                .set_weight(id, self.pool.clock.now(), clamp(weight));
         }
         true
     }
@@ -762,7 +763,7 @@ impl<T: Ticket> Share<T> {
     /// Updates the scheduler after `count` waiters of the tenant were removed, and ends the
     /// contention if they were the last. Returns a ticket to be dropped without the pool lock.
     fn stop_waiting(&self, line: &mut Line<T>, gate: &Gate, count: usize) -> Option<T> {
-        let now = self.pool.home.now();
+        let now = self.pool.clock.now();
         let id = (*lock(&self.member))?;
         let spent = line.fair.stop_waiting(id, now, count);
         self.sync(line, gate, now);

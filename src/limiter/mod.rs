@@ -133,8 +133,8 @@ impl<K> TenantLimiter<K> {
     pub fn capacity(self, capacity: impl Into<Capacity<K>>) -> Self {
         let capacity = capacity.into();
         let slots = capacity.slots();
-        let home = sync::Arc::clone(&self.shared.home);
-        let pool = Pool::new(slots, capacity.places(), home);
+        let clock = sync::Arc::clone(&self.shared.home.clock);
+        let pool = Pool::new(slots, capacity.places(), clock);
         let common = SharedCapacity {
             pool: sync::Arc::new(pool),
             capacity,
@@ -230,7 +230,7 @@ impl<K> TenantLimiter<K> {
         reason = "a mistake in the program, found when it starts"
     )]
     pub fn max_hold(self, max: impl Into<MaxHold>) -> Self {
-        if self.is_in_use() || !self.shared.home.bound(max.into()) {
+        if self.is_in_use() || !self.shared.home.bound(max.into(), Permit::expire) {
             panic!("`max_hold` must be called once, before the first request");
         }
         self
@@ -318,10 +318,10 @@ impl<K> TenantLimiter<K> {
         attempt(Arc::clone(self.shared.anonymous()), self.overflow.places())
     }
 
-    pub(crate) fn set_nameless_limit(&self, limit: usize) {
+    pub(crate) fn set_anonymous_limit(&self, limit: usize) {
         self.shared.limits.set_missing(limit);
         if let Some(anonymous) = self.shared.anonymous.get() {
-            self.shared.update_nameless_limit(anonymous);
+            self.shared.update_anonymous_limit(anonymous);
         }
     }
 

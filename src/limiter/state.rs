@@ -70,7 +70,7 @@ impl<K> Shared<K> {
     pub(crate) fn anonymous(&self) -> &Arc<Tracked<AnonymousKey>> {
         self.anonymous.get().unwrap_or_else(|| {
             let anonymous = self.anonymous.get_or_init(|| self.make_anonymous());
-            self.update_nameless_limit(anonymous);
+            self.update_anonymous_limit(anonymous);
             anonymous
         })
     }
@@ -81,13 +81,13 @@ impl<K> Shared<K> {
             Share::new(pool, 1, None)
         });
         let entry = self.entry(share);
-        // Another thread may use the entry before `update_nameless_limit` has run.
+        // Another thread may use the entry before `update_anonymous_limit` has run.
         let (_, rule) = self.anonymous_rule();
         entry.set_limit(rule, || true);
         Arc::new(Tracked::new(0, entry, Tenant::new(AnonymousKey)))
     }
 
-    pub(crate) fn update_nameless_limit(&self, anonymous: &Tracked<AnonymousKey>) {
+    pub(crate) fn update_anonymous_limit(&self, anonymous: &Tracked<AnonymousKey>) {
         loop {
             let (edition, rule) = self.anonymous_rule();
             if anonymous

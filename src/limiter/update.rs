@@ -173,7 +173,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
             self.shared.update_capacity();
         }
         if let Some(anonymous) = self.shared.anonymous.get() {
-            self.shared.update_nameless_limit(anonymous);
+            self.shared.update_anonymous_limit(anonymous);
         }
         self.update_all(|tracked| self.shared.update_dry(tracked));
         if !on {

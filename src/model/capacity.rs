@@ -13,7 +13,7 @@ fn sharing(limit: usize, capacity: usize) -> TenantLimiter<u8> {
     limiter(limit).capacity(capacity)
 }
 
-/// As many slots as there were, nobody waits, and no tenant is tied down.
+/// As many slots as there were, no request waits, and no tenant is tied down.
 fn assert_at_rest(limiter: &TenantLimiter<u8>, capacity: usize) {
     let stats = limiter.capacity_stats().unwrap();
     assert_eq!((stats.in_flight, stats.waiting), (0, 0));
@@ -57,7 +57,7 @@ fn two_tenants_do_not_share_the_last_slot() {
 }
 
 #[test]
-fn whoever_waits_for_the_capacity_enters_one_at_a_time() {
+fn waiters_for_the_capacity_enter_one_at_a_time() {
     explore_to(1, || {
         let limiter = sharing(2, 1);
         let inside = sync::Arc::new(Inside::default());
@@ -104,7 +104,7 @@ fn a_slot_given_back_while_another_tenant_is_about_to_wait_reaches_it() {
 }
 
 #[test]
-fn a_rival_of_its_own_tenant_costs_nobody_a_slot() {
+fn a_rival_of_its_own_tenant_costs_no_request_a_slot() {
     explore(|| {
         let limiter = sharing(1, 2);
         let visits = [(); 2].map(|()| {
@@ -147,7 +147,7 @@ fn a_change_of_the_capacity_meets_waits_and_releases() {
 }
 
 #[test]
-fn a_pause_and_a_close_leave_nobody_in_the_line() {
+fn a_pause_and_a_close_leave_no_request_in_the_queue() {
     explore_to(1, || {
         let limiter = sharing(1, 1);
         let permit = limiter.try_acquire(&OTHER).unwrap();
@@ -166,7 +166,7 @@ fn a_pause_and_a_close_leave_nobody_in_the_line() {
 }
 
 #[test]
-fn a_slot_taken_in_vain_reaches_whoever_waits_for_it() {
+fn a_slot_taken_in_vain_reaches_the_waiter_for_it() {
     explore_to(2, || {
         let limiter = sharing(1, 2);
         let rivals = [(); 2].map(|()| {

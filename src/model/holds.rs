@@ -50,7 +50,7 @@ fn a_slot_that_is_dropped_as_its_time_is_up_goes_to_one_waiter() {
 }
 
 #[test]
-fn a_slot_whose_time_is_up_comes_to_whoever_is_about_to_wait() {
+fn a_slot_whose_time_is_up_comes_to_a_request_about_to_wait() {
     explore(|| {
         let limiter = bounded();
         let permit = limiter.try_acquire(&TENANT).unwrap();
@@ -86,7 +86,7 @@ fn two_that_take_slots_back_give_each_back_once() {
 /// How often `end`, as the request ends, and the end of its time find that a slot is to be given
 /// back.
 fn given_back(end: fn(&Bound) -> bool) -> usize {
-    let bound = Arc::new(Holds::new(LONGEST).bound(1));
+    let bound = Arc::new(Holds::new(LONGEST, |_| ()).bound(1));
     bound.keep();
     let other = {
         let bound = bound.clone();

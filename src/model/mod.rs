@@ -96,7 +96,7 @@ fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     pin!(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// All slots are there, nobody waits, and nothing keeps the tenant from being evicted.
+/// All slots are free, no request waits, and nothing keeps the tenant from being evicted.
 fn assert_at_rest(limiter: &TenantLimiter<u8>, limit: usize) {
     let permits: Vec<_> = (0..limit)
         .map(|_| limiter.try_acquire(&TENANT).expect("a slot was lost"))
@@ -131,7 +131,7 @@ fn two_newcomers_do_not_share_one_slot() {
 }
 
 #[test]
-fn whoever_waits_enters_one_at_a_time() {
+fn waiters_enter_one_at_a_time() {
     // Three that wait and leave: one preemption less, or it takes minutes.
     explore_to(1, || {
         let limiter = limiter(1);
@@ -248,7 +248,7 @@ fn a_cut_is_honoured_before_any_waiter_is_served() {
 }
 
 #[test]
-fn a_raise_reaches_whoever_is_about_to_wait() {
+fn a_raise_reaches_a_request_about_to_wait() {
     explore(|| {
         let limiter = limiter(1);
         let permit = limiter.try_acquire(&TENANT).unwrap();
@@ -264,7 +264,7 @@ fn a_raise_reaches_whoever_is_about_to_wait() {
 }
 
 #[test]
-fn a_pause_rejects_whoever_is_about_to_wait() {
+fn a_pause_rejects_a_request_about_to_wait() {
     explore(|| {
         let limiter = limiter(1);
         let permit = limiter.try_acquire(&TENANT).unwrap();
@@ -318,7 +318,7 @@ fn two_changes_of_a_limit_leave_the_one_in_the_book() {
 }
 
 #[test]
-fn closing_to_newcomers_serves_whoever_waits_already() {
+fn closing_to_newcomers_serves_those_that_wait_already() {
     explore(|| {
         let limiter = limiter(1);
         let permit = limiter.try_acquire(&TENANT).unwrap();
@@ -341,7 +341,7 @@ fn closing_to_newcomers_serves_whoever_waits_already() {
 }
 
 #[test]
-fn a_dry_run_that_begins_lets_in_whoever_is_about_to_wait() {
+fn a_dry_run_that_begins_lets_in_a_request_about_to_wait() {
     explore(|| {
         let limiter = limiter(1);
         let permit = limiter.try_acquire(&TENANT).unwrap();
@@ -350,7 +350,7 @@ fn a_dry_run_that_begins_lets_in_whoever_is_about_to_wait() {
             thread::spawn(move || drop(block_on(acquire(&limiter)).unwrap()))
         };
         limiter.set_dry_run(true);
-        // Nobody leaves: it enters beside the permit.
+        // No permit is released: it enters beside the permit.
         waiter.join().unwrap();
         drop(permit);
         limiter.set_dry_run(false);
@@ -378,7 +378,7 @@ fn a_dry_run_that_ends_leaves_no_slot_behind() {
 }
 
 #[test]
-fn close_leaves_nobody_waiting() {
+fn close_leaves_no_request_waiting() {
     explore(|| {
         let limiter = limiter(1);
         let permit = limiter.try_acquire(&TENANT).unwrap();
@@ -415,7 +415,7 @@ fn close_reaches_a_tenant_that_is_first_tracked() {
     });
 }
 
-/// Gives a slot back; `true` if the gate is idle now and somebody watches for that.
+/// Releases a permit; `true` if the gate is idle now and a drain waits for that.
 fn leave(gate: &Gate) -> bool {
     if gate.leave() {
         return false;
@@ -425,7 +425,7 @@ fn leave(gate: &Gate) -> bool {
 }
 
 #[test]
-fn the_last_release_tells_whoever_watches() {
+fn the_last_release_notifies_the_drain() {
     explore(|| {
         let gate = Arc::new(Gate::new(1, false));
         assert!(gate.try_enter().is_ok());

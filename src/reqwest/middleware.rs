@@ -109,7 +109,7 @@ impl<K> TenantMiddleware<K> {
     /// The limit of [`MissingTenant::Share`] belongs to the limiter, so all its handles share it.
     pub fn missing(self, missing: MissingTenant) -> Self {
         if let MissingTenant::Share(limit) = missing {
-            self.limiter.set_nameless_limit(limit);
+            self.limiter.set_anonymous_limit(limit);
         }
         Self { missing, ..self }
     }

@@ -151,7 +151,7 @@ impl<K, X: Clone, F: Clone> TenantConcurrencyLayer<K, X, F> {
     /// The limit of [`MissingTenant::Share`] belongs to the limiter, so all its handles share it.
     pub fn missing(self, missing: MissingTenant) -> Self {
         if let MissingTenant::Share(limit) = missing {
-            self.limiter().set_nameless_limit(limit);
+            self.limiter().set_anonymous_limit(limit);
         }
         self.map(|settings| Config {
             missing,

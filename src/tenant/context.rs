@@ -3,7 +3,7 @@
 use std::{
     any::Any,
     future::poll_fn,
-    sync::OnceLock,
+    sync::{self, OnceLock},
     task::{Poll, Waker, ready},
     time::Duration,
 };
@@ -15,9 +15,10 @@ use crate::{
     },
     observe::{Event, Observers},
     rejected::{RejectReason, Rejected},
-    tenant::{holds::Holds, max_hold::MaxHold, retry_after::Backoff},
+    tenant::{entry::TenantHandle, holds::Holds, max_hold::MaxHold},
     util::{
         clock::Clock,
+        retry_after::Backoff,
         sync::{Arc, AtomicU64, Mutex, Ordering, lock},
     },
 };
@@ -25,7 +26,7 @@ use crate::{
 /// The context that the entries of one limiter share.
 #[derive(Debug)]
 pub(crate) struct LimiterContext {
-    pub(crate) clock: Clock,
+    pub(crate) clock: sync::Arc<Clock>,
     // The drains that wait for a gate to be idle.
     drains: Mutex<Vec<Arc<Waiter>>>,
     // Of requests that are rejected without an entry.
@@ -39,7 +40,7 @@ pub(crate) struct LimiterContext {
 impl LimiterContext {
     pub(crate) fn new() -> Self {
         Self {
-            clock: Clock::new(),
+            clock: sync::Arc::new(Clock::new()),
             drains: Mutex::new(Vec::new()),
             rejections: Backoff::new(),
             observers: OnceLock::new(),
@@ -58,8 +59,8 @@ impl LimiterContext {
     }
 
     /// Sets the maximum hold time. Returns false if there is one already.
-    pub(crate) fn bound(&self, max: MaxHold) -> bool {
-        self.holds.set(Holds::new(max)).is_ok()
+    pub(crate) fn bound(&self, max: MaxHold, release: fn(&TenantHandle)) -> bool {
+        self.holds.set(Holds::new(max, release)).is_ok()
     }
 
     pub(crate) fn holds(&self) -> Option<&Holds> {

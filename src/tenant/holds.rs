@@ -28,7 +28,6 @@ use tokio::{
 };
 
 use crate::{
-    limiter::permit::Permit,
     observe::Event,
     tenant::{context::LimiterContext, entry::TenantHandle, max_hold::MaxHold},
     util::{
@@ -53,6 +52,8 @@ pub(crate) struct Holds {
     numbers: AtomicU64,
     // Whether a new permit has to start a task. Written only under the lock of `inner`.
     is_stopped: AtomicBool,
+    // Releases a permit whose time is up. The limiter, which knows permits, passes it.
+    release: fn(&TenantHandle),
     inner: Mutex<Inner>,
 }
 
@@ -73,7 +74,7 @@ enum Task {
 }
 
 impl Holds {
-    pub(crate) fn new(max: MaxHold) -> Self {
+    pub(crate) fn new(max: MaxHold, release: fn(&TenantHandle)) -> Self {
         let inner = Inner {
             slots: BTreeMap::new(),
             task: Task::Stopped,
@@ -85,6 +86,7 @@ impl Holds {
             expired: AtomicU64::new(0),
             numbers: AtomicU64::new(0),
             is_stopped: AtomicBool::new(true),
+            release,
             inner: Mutex::new(inner),
         }
     }
@@ -113,7 +115,7 @@ impl Holds {
     /// Expires permits whose time is up at `now`. Returns whether there may be more.
     pub(crate) fn expire(&self, now: u64) -> bool {
         let due = self.take_due(now);
-        due.iter().for_each(Permit::expire);
+        due.iter().for_each(self.release);
         due.len() == STRIDE
     }
 

@@ -4,5 +4,4 @@ pub(crate) mod context;
 pub(crate) mod entry;
 pub(crate) mod holds;
 pub(crate) mod max_hold;
-pub(crate) mod retry_after;
 pub(crate) mod table;

@@ -1,5 +1,5 @@
 //! What max-min fairness gives each tenant, worked out apart from the scheduler: shares are poured
-//! in equally per weight, and whoever is full passes the rest on.
+//! in equally per weight, and a tenant that is full passes the rest on.
 
 /// One that wants slots.
 #[derive(Clone, Copy, Debug)]
@@ -167,7 +167,7 @@ mod tests {
             prop_assert!(close(&exact, &poured, 0.15), "{exact:?} {poured:?}");
             let all: f64 = of.iter().map(|(_, cap)| cap).sum();
             prop_assert!((exact.iter().sum::<f64>() - capacity.min(all)).abs() < 1e-9);
-            // Nobody who wants more could gain but from one who has no more per weight.
+            // A tenant that wants more could gain only from one that has no more per weight.
             for (i, a) in demands.iter().enumerate().filter(|(i, a)| exact[*i] < a.cap - 1e-9) {
                 for (j, b) in demands.iter().enumerate() {
                     prop_assert!(exact[j] / b.weight <= exact[i] / a.weight + 1e-9);

@@ -240,7 +240,7 @@ pub(super) struct Outcome {
     pub(super) stretches: Vec<Vec<(f64, f64)>>,
     /// How long each request of a tenant waited, in ms.
     pub(super) waits: Vec<Vec<f64>>,
-    /// Slot-time idle while somebody eligible waited.
+    /// Slot-time idle while an eligible tenant waited.
     pub(super) idle: u64,
     /// The most members at a time.
     pub(super) members: usize,

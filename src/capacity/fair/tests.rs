@@ -570,7 +570,7 @@ fn a_forgotten_member_is_recognised() {
 }
 
 #[test]
-fn the_first_ticket_stays_until_nobody_waits() {
+fn the_first_ticket_stays_until_no_request_waits() {
     let mut fair = Scheduler::new();
     let id = fair.add(None, 1, 0, 0);
     for ticket in ['a', 'b', 'c'] {

@@ -14,13 +14,10 @@ use crate::{
     },
     observe::Event,
     rejected::{RejectReason, Rejected},
-    tenant::{
-        context::LimiterContext,
-        holds,
-        retry_after::{Backoff, Hint},
-    },
+    tenant::{context::LimiterContext, holds},
     util::{
         key::Tenant,
+        retry_after::{Backoff, Hint},
         sync::{Arc, AtomicU64, AtomicUsize, Ordering},
     },
 };

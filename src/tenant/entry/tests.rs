@@ -1,4 +1,4 @@
-//! The crowding, which nobody outside sees: it costs every request the lock.
+//! Contention of the pool, which is not visible from outside: it costs every request the lock.
 
 use std::{sync, task::Waker};
 
@@ -7,15 +7,11 @@ use crate::{
     capacity::pool::{Pool, Share},
     gate::Joined,
     tenant::context::LimiterContext,
-    util::{key::Tenant, sync::Arc},
+    util::{clock::Clock, key::Tenant, sync::Arc},
 };
 
 fn pool(capacity: usize, places: usize) -> sync::Arc<Pool<TenantHandle>> {
-    sync::Arc::new(Pool::new(
-        capacity,
-        places,
-        sync::Arc::new(LimiterContext::new()),
-    ))
+    sync::Arc::new(Pool::new(capacity, places, sync::Arc::new(Clock::new())))
 }
 
 fn tenant(pool: &sync::Arc<Pool<TenantHandle>>, limit: usize) -> TenantHandle {

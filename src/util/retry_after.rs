@@ -22,7 +22,7 @@ const MAX_LEVEL: u8 = 5;
 const FLOOD: u32 = 128;
 
 /// The count of rejections stops here. A multiple of 16, so that the clock is still read then.
-const MAX_REFUSALS: u32 = 0xff_fff0;
+const MAX_REJECTIONS: u32 = 0xff_fff0;
 
 /// The current window, packed: its start in seconds, its rejections, and the level. The hint is
 /// 2^level seconds.
@@ -158,7 +158,7 @@ impl Window {
 
     fn count(self) -> Self {
         Self {
-            rejections: (self.rejections + 1).min(MAX_REFUSALS),
+            rejections: (self.rejections + 1).min(MAX_REJECTIONS),
             ..self
         }
     }
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn a_flood_of_any_length_does_not_stop_the_clock() {
         let backoff = Backoff::new();
-        for _ in 0..2 * MAX_REFUSALS {
+        for _ in 0..2 * MAX_REJECTIONS {
             reject(&backoff, 0);
         }
         assert_eq!(reject(&backoff, 86_400), 1);
