@@ -1,5 +1,8 @@
 //! A receiver of callbacks, with no limit of its own.
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(
+    dead_code,
+    reason = "the middleware asks it for more than the client does"
+)]
 
 use std::{
     convert::Infallible,

@@ -1,5 +1,5 @@
 //! Servers and clients over loopback TCP.
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, reason = "each program of tests uses its part")]
 
 use std::net::SocketAddr;
 

@@ -1,0 +1,921 @@
+//! On real servers: axum over loopback TCP, HTTP/1 and HTTP/2.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    convert::Infallible,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    Json, Router,
+    body::Body,
+    extract::State,
+    routing::{get, get_service},
+};
+use bytes::Bytes;
+use futures_util::stream;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt;
+use hyper::service::service_fn;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    sync::mpsc,
+    task::JoinSet,
+};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, util::BoxCloneSyncService};
+use tower_http::{cors::CorsLayer, timeout::TimeoutLayer};
+use tower_tenant::{
+    Overflow, Rejected, TenantConcurrencyLayer, header as tenant_header,
+    http::{Hold, Http},
+};
+
+use crate::{
+    support::{Gate, Tenant, probe, soon, until},
+    wire::{self, Answer, Client, VERSIONS, Version, listen, request, serve, tenant_in},
+};
+
+type Extract = fn(&Request<Body>) -> Option<Tenant>;
+type TestLayer = TenantConcurrencyLayer<Tenant, Extract, Http>;
+
+fn shedding(limit: usize) -> TestLayer {
+    TenantConcurrencyLayer::new(limit, tenant_in as Extract).http()
+}
+
+fn queueing(limit: usize, queue: usize) -> TestLayer {
+    shedding(limit).overflow(Overflow::queue(queue).max_wait(Duration::MAX))
+}
+
+/// The handler: it stays in the gate until the test lets it out.
+async fn pass(mut gate: Gate, req: Request<Body>) -> Tenant {
+    let tenant = tenant_in(&req).expect("a tenant that is limited");
+    gate.call(tenant).await.unwrap()
+}
+
+async fn pass_by_state(State(gate): State<Gate>, req: Request<Body>) -> Tenant {
+    pass(gate, req).await
+}
+
+/// The routes `/work` and `/other`, both through the gate.
+fn routes(gate: &Gate) -> Router {
+    let handler = || {
+        let gate = gate.clone();
+        get(move |req| pass(gate, req))
+    };
+    Router::new()
+        .route("/work", handler())
+        .route("/other", handler())
+}
+
+fn spawn_gets(
+    addr: SocketAddr,
+    version: Version,
+    paths: &[&'static str],
+    tenant: Tenant,
+) -> JoinSet<Answer> {
+    let paths = paths.iter().cycle().take(10);
+    paths
+        .map(|path| wire::get(addr, version, path, tenant))
+        .collect()
+}
+
+async fn expect(answers: &mut JoinSet<Answer>, count: usize, status: StatusCode) {
+    for _ in 0..count {
+        let answer = soon(answers.join_next()).await.unwrap().unwrap();
+        assert_eq!(answer.status, status);
+    }
+}
+
+/// 10 requests on 10 connections: 2 run at once, 8 are rejected.
+async fn two_of_ten_run(router: Router, layer: &TestLayer, gate: &Gate, paths: &[&'static str]) {
+    let addr = serve(router).await;
+    for version in VERSIONS {
+        let mut answers = spawn_gets(addr, version, paths, "T");
+        expect(&mut answers, 8, StatusCode::TOO_MANY_REQUESTS).await;
+        assert_eq!(gate.running("T"), 2);
+        gate.let_out(2);
+        expect(&mut answers, 2, StatusCode::OK).await;
+        assert_eq!(gate.peak("T"), 2);
+        probe(layer.limiter(), "T", 2, 0);
+    }
+}
+
+// CO2
+#[tokio::test]
+async fn a_layer_on_a_router_is_one_limit() {
+    let (gate, layer) = (Gate::shut(), shedding(2));
+    let router = routes(&gate).layer(layer.clone());
+    two_of_ten_run(router, &layer, &gate, &["/work", "/other"]).await;
+}
+
+// CO2
+#[tokio::test]
+async fn a_layer_on_routes_is_one_limit() {
+    let (gate, layer) = (Gate::shut(), shedding(2));
+    let router = routes(&gate).route_layer(layer.clone());
+    two_of_ten_run(router, &layer, &gate, &["/work", "/other"]).await;
+}
+
+// CO2
+#[tokio::test]
+async fn a_layer_on_each_method_router_is_one_limit() {
+    let (gate, layer) = (Gate::shut(), shedding(2));
+    let handler = || {
+        let gate = gate.clone();
+        get(move |req| pass(gate, req)).layer(layer.clone())
+    };
+    let router = Router::new()
+        .route("/work", handler())
+        .route("/other", handler());
+    two_of_ten_run(router, &layer, &gate, &["/work", "/other"]).await;
+}
+
+// CO2
+#[tokio::test]
+async fn a_layer_on_nested_and_merged_routers_is_one_limit() {
+    let (gate, layer) = (Gate::shut(), shedding(2));
+    let router = Router::new()
+        .nest("/nested", routes(&gate).layer(layer.clone()))
+        .merge(routes(&gate).layer(layer.clone()));
+    two_of_ten_run(router, &layer, &gate, &["/nested/work", "/work", "/other"]).await;
+}
+
+// CO2
+#[tokio::test]
+async fn a_layer_in_a_service_builder_is_one_limit() {
+    let (gate, layer) = (Gate::shut(), shedding(2));
+    let layers = ServiceBuilder::new()
+        .layer(layer.clone())
+        .map_request(|req: Request<Body>| req);
+    let router = routes(&gate).layer(layers);
+    two_of_ten_run(router, &layer, &gate, &["/work", "/other"]).await;
+}
+
+// CO2
+#[tokio::test]
+async fn a_layer_below_a_late_state_is_one_limit() {
+    let (gate, layer) = (Gate::shut(), shedding(2));
+    let router = Router::new()
+        .route("/work", get(pass_by_state))
+        .route("/other", get(pass_by_state))
+        .layer(layer.clone())
+        .with_state(gate.clone());
+    two_of_ten_run(router, &layer, &gate, &["/work", "/other"]).await;
+}
+
+// CO2
+#[tokio::test]
+async fn a_layer_above_an_early_state_is_one_limit() {
+    let (gate, layer) = (Gate::shut(), shedding(2));
+    let router = Router::new()
+        .route("/work", get(pass_by_state))
+        .route("/other", get(pass_by_state))
+        .with_state(gate.clone())
+        .layer(layer.clone());
+    two_of_ten_run(router, &layer, &gate, &["/work", "/other"]).await;
+}
+
+// CO2
+#[tokio::test]
+async fn a_service_behind_the_layer_and_a_fallback_are_one_limit() {
+    let (gate, layer) = (Gate::shut(), shedding(2));
+    let service = layer.layer(routes(&gate));
+    let router = Router::new()
+        .route("/work", get_service(service.clone()))
+        .fallback_service(service);
+    two_of_ten_run(router, &layer, &gate, &["/work", "/other"]).await;
+}
+
+// CO2
+#[tokio::test]
+async fn each_tenant_has_its_own_limit() {
+    for version in VERSIONS {
+        let (gate, layer) = (Gate::shut(), shedding(3));
+        let addr = serve(routes(&gate).layer(layer.clone())).await;
+        let mut a = spawn_gets(addr, version, &["/work"], "A");
+        let mut b = spawn_gets(addr, version, &["/work"], "B");
+        expect(&mut a, 7, StatusCode::TOO_MANY_REQUESTS).await;
+        expect(&mut b, 7, StatusCode::TOO_MANY_REQUESTS).await;
+        for tenant in ["A", "B"] {
+            assert_eq!(gate.running(tenant), 3);
+            assert_eq!(layer.limiter().in_flight(tenant), 3);
+        }
+        gate.let_out(6);
+        expect(&mut a, 3, StatusCode::OK).await;
+        expect(&mut b, 3, StatusCode::OK).await;
+        for tenant in ["A", "B"] {
+            assert_eq!(gate.peak(tenant), 3);
+            probe(layer.limiter(), tenant, 3, 0);
+        }
+    }
+}
+
+// CO2
+#[tokio::test]
+async fn requests_of_one_connection_share_the_limit() {
+    let (gate, layer) = (Gate::shut(), shedding(2));
+    let addr = serve(routes(&gate).layer(layer.clone())).await;
+    let mut client = Client::connect(addr, Version::Http2).await;
+    let mut answers = JoinSet::new();
+    for _ in 0..10 {
+        let Client::Http2(client) = &mut client else {
+            unreachable!()
+        };
+        client.ready().await.unwrap();
+        let response = client.send_request(request("/work", "T"));
+        answers.spawn(async move { Answer::of(response.await.unwrap()).await.unwrap() });
+    }
+    expect(&mut answers, 8, StatusCode::TOO_MANY_REQUESTS).await;
+    gate.let_out(2);
+    expect(&mut answers, 2, StatusCode::OK).await;
+    assert_eq!(gate.peak("T"), 2);
+    probe(layer.limiter(), "T", 2, 0);
+}
+
+// CO2
+#[tokio::test]
+async fn waiting_requests_are_all_served_in_turn() {
+    for version in VERSIONS {
+        let (gate, layer) = (Gate::shut(), queueing(2, 8));
+        let addr = serve(routes(&gate).layer(layer.clone())).await;
+        let mut answers = spawn_gets(addr, version, &["/work", "/other"], "T");
+        until(|| layer.limiter().waiting("T") == 8).await;
+        let rejected = wire::get(addr, version, "/work", "T").await;
+        assert_eq!(rejected.status, StatusCode::TOO_MANY_REQUESTS);
+        gate.let_out(10);
+        expect(&mut answers, 10, StatusCode::OK).await;
+        assert_eq!(gate.peak("T"), 2);
+        assert_eq!(gate.calls("T"), 10);
+        probe(layer.limiter(), "T", 2, 8);
+    }
+}
+
+// CO3
+#[tokio::test]
+async fn a_timeout_outside_is_a_408_and_gives_slot_and_place_back() {
+    for version in VERSIONS {
+        let (gate, layer) = (Gate::shut(), queueing(1, 1));
+        let router = routes(&gate).layer(layer.clone()).layer(timeout());
+        let addr = serve(router).await;
+        let held = layer.limiter().try_acquire(&"T").unwrap();
+        let waiting = wire::get(addr, version, "/work", "T").await;
+        assert_eq!(waiting.status, StatusCode::REQUEST_TIMEOUT);
+        until(|| layer.limiter().waiting("T") == 0).await;
+        assert_eq!(gate.calls("T"), 0);
+        drop(held);
+        let running = wire::get(addr, version, "/work", "T").await;
+        assert_eq!(running.status, StatusCode::REQUEST_TIMEOUT);
+        assert_eq!(gate.calls("T"), 1);
+        until(|| layer.limiter().in_flight("T") == 0).await;
+        probe(layer.limiter(), "T", 1, 1);
+    }
+}
+
+// CO3
+#[tokio::test]
+async fn a_timeout_inside_does_not_count_the_wait_and_gives_the_slot_back() {
+    for version in VERSIONS {
+        let (gate, layer) = (Gate::shut(), queueing(1, 1));
+        let router = routes(&gate).layer(timeout()).layer(layer.clone());
+        let addr = serve(router).await;
+        let held = layer.limiter().try_acquire(&"T").unwrap();
+        let mut answer = tokio::spawn(wire::get(addr, version, "/work", "T"));
+        until(|| layer.limiter().waiting("T") == 1).await;
+        let early = tokio::time::timeout(Duration::from_millis(100), &mut answer).await;
+        assert!(early.is_err(), "it waits for longer than the timeout");
+        drop(held);
+        let answer = answer.await.unwrap();
+        assert_eq!(answer.status, StatusCode::REQUEST_TIMEOUT);
+        assert_eq!(gate.calls("T"), 1);
+        until(|| layer.limiter().in_flight("T") == 0).await;
+        probe(layer.limiter(), "T", 1, 1);
+    }
+}
+
+fn timeout() -> TimeoutLayer {
+    TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_millis(50))
+}
+
+// PR3
+#[tokio::test]
+async fn idle_connections_hold_nothing() {
+    for version in VERSIONS {
+        let (gate, layer) = (Gate::open(), shedding(2));
+        let addr = serve(routes(&gate).layer(layer.clone())).await;
+        idle_connections_do_not_matter(addr, version, &layer).await;
+    }
+}
+
+// PR3
+#[tokio::test]
+async fn idle_connections_hold_nothing_where_each_readies_a_service() {
+    for version in VERSIONS {
+        let (gate, layer) = (Gate::open(), shedding(2));
+        let service = BoxCloneSyncService::new(layer.layer(routes(&gate)));
+        let (listener, addr) = listen().await;
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let mut service = service.clone();
+                tokio::spawn(async move {
+                    // Ready before there is a request, and for as long as the connection lives.
+                    ServiceExt::<Request<Body>>::ready(&mut service)
+                        .await
+                        .unwrap();
+                    let serve_one = service_fn(|req: Request<hyper::body::Incoming>| {
+                        service.clone().oneshot(req.map(Body::new))
+                    });
+                    let executor = TokioExecutor::new();
+                    let io = TokioIo::new(stream);
+                    auto::Builder::new(executor)
+                        .serve_connection(io, serve_one)
+                        .await
+                });
+            }
+        });
+        idle_connections_do_not_matter(addr, version, &layer).await;
+    }
+}
+
+async fn idle_connections_do_not_matter(addr: SocketAddr, version: Version, layer: &TestLayer) {
+    let mut idle = Vec::new();
+    for _ in 0..50 {
+        let mut client = Client::connect(addr, version).await;
+        let response = client.get("/work", "T").await.unwrap();
+        assert_eq!(Answer::of(response).await.unwrap().status, StatusCode::OK);
+        idle.push(client);
+    }
+    assert_eq!(layer.limiter().in_flight("T"), 0);
+    let answer = wire::get(addr, version, "/work", "T").await;
+    assert_eq!(answer.status, StatusCode::OK);
+    probe(layer.limiter(), "T", 2, 0);
+    // They are alive.
+    for client in &mut idle {
+        let response = client.get("/other", "T").await.unwrap();
+        assert_eq!(Answer::of(response).await.unwrap().status, StatusCode::OK);
+    }
+    probe(layer.limiter(), "T", 2, 0);
+}
+
+type Item = Result<Bytes, &'static str>;
+type Stream = mpsc::UnboundedSender<Item>;
+
+/// A route `/events` whose bodies stream what the test sends, each through a [`Stream`] of its own.
+fn events() -> (Router, mpsc::UnboundedReceiver<Stream>) {
+    let (streams, opened) = mpsc::unbounded_channel();
+    let handler = move || {
+        let (sender, mut items) = mpsc::unbounded_channel::<Item>();
+        streams.send(sender).unwrap();
+        let body = Body::from_stream(stream::poll_fn(move |cx| items.poll_recv(cx)));
+        std::future::ready(body)
+    };
+    (Router::new().route("/events", get(handler)), opened)
+}
+
+/// How a body comes to its end.
+#[derive(Clone, Copy, PartialEq)]
+enum End {
+    Whole,
+    Error,
+    Disconnect,
+}
+
+// LT1
+#[tokio::test]
+async fn a_streaming_body_keeps_the_slot_until_it_ends_fails_or_is_given_up() {
+    for version in VERSIONS {
+        let layer = shedding(1);
+        let (router, mut opened) = events();
+        let addr = serve(router.layer(layer.clone())).await;
+        for end in [End::Whole, End::Error, End::Disconnect] {
+            let mut client = Client::connect(addr, version).await;
+            let mut response = client.get("/events", "T").await.unwrap();
+            assert_eq!(response.status(), StatusCode::OK);
+            let stream = soon(opened.recv()).await.unwrap();
+            stream.send(Ok(Bytes::from("tick"))).unwrap();
+            response.frame().await.unwrap().unwrap();
+            for _ in 0..4 {
+                let rejected = wire::get(addr, version, "/events", "T").await;
+                assert_eq!(rejected.status, StatusCode::TOO_MANY_REQUESTS);
+            }
+            assert_eq!(layer.limiter().in_flight("T"), 1);
+            match end {
+                End::Whole => {
+                    drop(stream);
+                    assert_eq!(Answer::of(response).await.unwrap().body, "");
+                }
+                End::Error => {
+                    stream.send(Err("broken")).unwrap();
+                    assert!(response.frame().await.unwrap().is_err());
+                }
+                End::Disconnect => {
+                    drop((response, client));
+                    until(|| layer.limiter().in_flight("T") == 0).await;
+                }
+            }
+            probe(layer.limiter(), "T", 1, 0);
+        }
+    }
+}
+
+// LT1
+#[tokio::test]
+async fn the_next_in_line_enters_when_the_body_ends() {
+    for version in VERSIONS {
+        let layer = queueing(1, 1);
+        let (router, mut opened) = events();
+        let addr = serve(router.layer(layer.clone())).await;
+        let mut client = Client::connect(addr, version).await;
+        let response = client.get("/events", "T").await.unwrap();
+        let first = soon(opened.recv()).await.unwrap();
+        let next = tokio::spawn(wire::get(addr, version, "/events", "T"));
+        until(|| layer.limiter().waiting("T") == 1).await;
+        assert!(opened.is_empty());
+        drop(first);
+        assert_eq!(Answer::of(response).await.unwrap().body, "");
+        drop(soon(opened.recv()).await.unwrap());
+        assert_eq!(next.await.unwrap().status, StatusCode::OK);
+        probe(layer.limiter(), "T", 1, 1);
+    }
+}
+
+// LT1
+#[tokio::test]
+async fn with_hold_head_bodies_stream_without_a_slot() {
+    for version in VERSIONS {
+        let layer = shedding(1).hold(Hold::Head);
+        let (router, mut opened) = events();
+        let addr = serve(router.layer(layer.clone())).await;
+        let mut open = Vec::new();
+        for _ in 0..5 {
+            let mut client = Client::connect(addr, version).await;
+            let response = client.get("/events", "T").await.unwrap();
+            assert_eq!(response.status(), StatusCode::OK);
+            assert_eq!(layer.limiter().in_flight("T"), 0);
+            open.push((client, response, soon(opened.recv()).await.unwrap()));
+        }
+        probe(layer.limiter(), "T", 1, 0);
+        for (_, response, stream) in open {
+            stream.send(Ok(Bytes::from("tick"))).unwrap();
+            drop(stream);
+            assert_eq!(Answer::of(response).await.unwrap().body, "tick");
+        }
+    }
+}
+
+/// A body that is a list of frames, and may know how long it is.
+struct Frames {
+    frames: VecDeque<Result<Frame<Bytes>, &'static str>>,
+    length: Option<u64>,
+}
+
+impl http_body::Body for Frames {
+    type Data = Bytes;
+    type Error = &'static str;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
+        Poll::Ready(self.frames.pop_front())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.length
+            .map_or_else(SizeHint::default, SizeHint::with_exact)
+    }
+}
+
+fn of_frames(
+    frames: impl IntoIterator<Item = Result<Frame<Bytes>, &'static str>>,
+    length: Option<u64>,
+) -> Response<Body> {
+    let frames = frames.into_iter().collect();
+    Response::new(Body::new(Frames { frames, length }))
+}
+
+fn data(text: &'static str) -> Result<Frame<Bytes>, &'static str> {
+    Ok(Frame::data(text.into()))
+}
+
+fn trailers() -> Result<Frame<Bytes>, &'static str> {
+    let mut trailers = HeaderMap::new();
+    trailers.insert("grpc-status", HeaderValue::from_static("7"));
+    Ok(Frame::trailers(trailers))
+}
+
+/// Announces the trailers, without which HTTP/1 does not send them.
+fn announced(mut response: Response<Body>) -> Response<Body> {
+    let name = HeaderValue::from_static("grpc-status");
+    response.headers_mut().insert(header::TRAILER, name);
+    response
+}
+
+/// Bodies of all kinds, one a path.
+async fn bodies(req: Request<Body>) -> Response<Body> {
+    match req.uri().path() {
+        "/full" => Response::new(Body::from("the whole body")),
+        "/empty" => Response::new(Body::empty()),
+        "/no-content" => {
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::NO_CONTENT;
+            response
+        }
+        "/not-modified" => {
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::NOT_MODIFIED;
+            response
+        }
+        "/stream" => of_frames([data("one"), data("two")], None),
+        "/stream-of-known-length" => of_frames([data("one"), data("two")], Some(6)),
+        "/empty-stream" => of_frames([], None),
+        "/trailers" => announced(of_frames([data("one"), trailers()], None)),
+        "/trailers-after-known-length" => of_frames([data("one"), trailers()], Some(3)),
+        "/trailers-only" => announced(of_frames([trailers()], None)),
+        "/unannounced-trailers" => of_frames([data("one"), trailers()], None),
+        "/error" => of_frames([data("one"), Err("broken")], None),
+        "/error-first" => of_frames([Err("broken")], None),
+        _ => panic!("no such body"),
+    }
+}
+
+const PATHS: [&str; 13] = [
+    "/full",
+    "/empty",
+    "/no-content",
+    "/not-modified",
+    "/stream",
+    "/stream-of-known-length",
+    "/empty-stream",
+    "/trailers",
+    "/trailers-after-known-length",
+    "/trailers-only",
+    "/unannounced-trailers",
+    "/error",
+    "/error-first",
+];
+
+/// Every byte of a response of HTTP/1, but the date.
+async fn raw(addr: SocketAddr, method: &Method, path: &str) -> String {
+    let mut stream = TcpStream::connect(addr).await.unwrap();
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nx-tenant-id: T\r\nte: trailers\r\n\
+         connection: te, close\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut response = Vec::new();
+    let _ = stream.read_to_end(&mut response).await;
+    let response = String::from_utf8(response).unwrap();
+    let lines = response.split_inclusive("\r\n");
+    lines.filter(|line| !line.starts_with("date:")).collect()
+}
+
+// LT7
+// LT5
+#[tokio::test]
+async fn a_response_of_http_1_is_the_same_byte_for_byte_with_and_without_the_layer() {
+    let bare = serve(Router::new().fallback(bodies)).await;
+    for hold in [Hold::Body, Hold::Head] {
+        let layer = shedding(1).hold(hold);
+        let limited = serve(Router::new().fallback(bodies).layer(layer.clone())).await;
+        for path in PATHS {
+            for method in [Method::GET, Method::HEAD] {
+                let expected = raw(bare, &method, path).await;
+                assert!(expected.starts_with("HTTP/1.1 ") || path.starts_with("/error"));
+                assert_eq!(
+                    raw(limited, &method, path).await,
+                    expected,
+                    "{method} {path}"
+                );
+                until(|| layer.limiter().in_flight("T") == 0).await;
+            }
+        }
+        probe(layer.limiter(), "T", 1, 0);
+    }
+    assert!(
+        raw(bare, &Method::GET, "/trailers")
+            .await
+            .contains("grpc-status: 7")
+    );
+}
+
+/// All that a client of HTTP/2 sees of a response, but the date.
+async fn seen(addr: SocketAddr, version: Version, method: Method, path: &str) -> Vec<String> {
+    let mut client = Client::connect(addr, version).await;
+    let mut req = request(path, "T");
+    *req.method_mut() = method;
+    let response = match client.send(req).await {
+        Ok(response) => response,
+        Err(_) => return vec!["no response".to_owned()],
+    };
+    let (mut head, mut body) = response.into_parts();
+    head.headers.remove(header::DATE);
+    let mut seen = vec![format!("{} {:?}", head.status, head.headers)];
+    loop {
+        let (hint, end) = (
+            http_body::Body::size_hint(&body),
+            http_body::Body::is_end_stream(&body),
+        );
+        seen.push(format!("{:?} {end}", hint.exact()));
+        match body.frame().await {
+            Some(Ok(frame)) => seen.push(format!("{frame:?}")),
+            Some(Err(_)) => seen.push("error".to_owned()),
+            None => return seen,
+        }
+    }
+}
+
+// LT5
+// LT7
+#[tokio::test]
+async fn a_client_sees_the_same_frames_and_trailers_with_and_without_the_layer() {
+    let bare = serve(Router::new().fallback(bodies)).await;
+    for version in VERSIONS {
+        let layer = shedding(1);
+        let limited = serve(Router::new().fallback(bodies).layer(layer.clone())).await;
+        for path in PATHS {
+            for method in [Method::GET, Method::HEAD] {
+                let expected = seen(bare, version, method.clone(), path).await;
+                let with_layer = seen(limited, version, method, path).await;
+                assert_eq!(joined(with_layer), joined(expected), "{version:?} {path}");
+                until(|| layer.limiter().in_flight("T") == 0).await;
+            }
+        }
+        probe(layer.limiter(), "T", 1, 0);
+    }
+    let seen = seen(bare, Version::Http2, Method::GET, "/trailers").await;
+    assert!(
+        seen.iter().any(|line| line.contains("grpc-status")),
+        "{seen:?}"
+    );
+}
+
+/// Where a body is cut into frames is up to the socket; only their joined content counts.
+fn joined(seen: Vec<String>) -> (String, String, Option<String>) {
+    let head = seen.first().cloned().unwrap_or_default();
+    let frames = seen
+        .iter()
+        .filter(|line| line.starts_with("Frame") || *line == "error");
+    (
+        head,
+        frames.map(String::as_str).collect(),
+        seen.get(1).cloned(),
+    )
+}
+
+/// Reads the problem document of a rejection, all members as text.
+fn problem(answer: &Answer) -> HashMap<String, String> {
+    assert_eq!(
+        answer.headers[header::CONTENT_TYPE],
+        "application/problem+json"
+    );
+    let length: usize = answer.headers[header::CONTENT_LENGTH]
+        .to_str()
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert_eq!(answer.body.len(), length);
+    let text = String::from_utf8(answer.body.to_vec()).unwrap();
+    let status = answer.status.as_u16();
+    // The one member that is no text.
+    let number = format!(r#""status":{status},"#);
+    assert!(text.contains(&number), "{text}");
+    let text = text.replace(&number, &format!(r#""status":"{status}","#));
+    Json::from_bytes(text.as_bytes()).unwrap().0
+}
+
+fn retry_after(answer: &Answer) -> Option<u64> {
+    let value = answer.headers.get(header::RETRY_AFTER)?;
+    Some(value.to_str().unwrap().parse().unwrap())
+}
+
+async fn rejection(layer: &TestLayer, version: Version, tenant: Tenant) -> Answer {
+    let addr = serve(routes(&Gate::open()).layer(layer.clone())).await;
+    wire::get(addr, version, "/work", tenant).await
+}
+
+fn assert_rejected(answer: &Answer, status: StatusCode, reason: &str) {
+    assert_eq!(answer.status, status, "{reason}");
+    let problem = problem(answer);
+    assert_eq!(problem["reason"], reason);
+    assert_eq!(problem["type"], "about:blank");
+    assert_eq!(problem["title"], status.canonical_reason().unwrap());
+    assert!(!problem["detail"].is_empty());
+    match status {
+        StatusCode::BAD_REQUEST => assert_eq!(retry_after(answer), None),
+        _ => assert!((1..=32).contains(&retry_after(answer).unwrap())),
+    }
+}
+
+// CO3
+#[tokio::test]
+async fn a_rejection_has_the_status_and_the_problem_of_its_reason() {
+    use StatusCode as Status;
+    for version in VERSIONS {
+        let layer = shedding(1);
+        let queue = layer
+            .clone()
+            .overflow(Overflow::queue(1).max_wait(Duration::MAX));
+        let impatient = layer
+            .clone()
+            .overflow(Overflow::queue(2).max_wait(Duration::from_millis(1)));
+        let held = layer.limiter().try_acquire(&"T").unwrap();
+        let answer = rejection(&layer, version, "T").await;
+        assert_rejected(&answer, Status::TOO_MANY_REQUESTS, "at_limit");
+        let waiter = queue.limiter().clone();
+        let waiting = tokio::spawn(async move { waiter.acquire(&"T").await.map(drop) });
+        until(|| layer.limiter().waiting("T") == 1).await;
+        let answer = rejection(&queue, version, "T").await;
+        assert_rejected(&answer, Status::TOO_MANY_REQUESTS, "queue_full");
+        let answer = rejection(&impatient, version, "T").await;
+        assert_rejected(&answer, Status::TOO_MANY_REQUESTS, "wait_expired");
+        drop(held);
+        waiting.await.unwrap().unwrap();
+        let answer = rejection(&shedding(0), version, "T").await;
+        assert_rejected(&answer, Status::TOO_MANY_REQUESTS, "paused");
+        let answer = rejection(&shedding(1).max_tenants(0), version, "T").await;
+        assert_rejected(&answer, Status::SERVICE_UNAVAILABLE, "table_full");
+        let answer = rejection(&layer, version, "nobody we know").await;
+        assert_rejected(&answer, Status::BAD_REQUEST, "missing_tenant");
+        probe(layer.limiter(), "T", 1, 1);
+        layer.limiter().close();
+        let answer = rejection(&layer, version, "T").await;
+        assert_rejected(&answer, Status::SERVICE_UNAVAILABLE, "closed");
+    }
+}
+
+// CO3
+#[tokio::test]
+async fn a_tenant_header_that_cannot_be_used_is_a_bad_request() {
+    let layer = TenantConcurrencyLayer::<String, _>::new(1, tenant_header("x-tenant-id")).http();
+    let gate = Gate::open();
+    let addr = serve(routes(&gate).layer(layer.clone())).await;
+    for version in VERSIONS {
+        let mut client = Client::connect(addr, version).await;
+        let mut without = request("/work", "T");
+        without.headers_mut().clear();
+        let host = HeaderValue::from_static("localhost");
+        without.headers_mut().insert(header::HOST, host);
+        let mut twice = request("/work", "T");
+        twice
+            .headers_mut()
+            .append("x-tenant-id", HeaderValue::from_static("A"));
+        for (req, reason) in [(without, "missing_tenant"), (twice, "invalid_tenant")] {
+            let response = client.send(req).await.unwrap();
+            let answer = Answer::of(response).await.unwrap();
+            assert_rejected(&answer, StatusCode::BAD_REQUEST, reason);
+        }
+        let served = Answer::of(client.get("/work", "T").await.unwrap())
+            .await
+            .unwrap();
+        assert_eq!(served.status, StatusCode::OK);
+    }
+    assert_eq!(gate.calls("T"), 2);
+    assert_eq!(layer.limiter().tracked(), 1);
+    assert_eq!(layer.limiter().in_flight("T"), 0);
+}
+
+/// Notes which responses were marked as rejections, outside the layer.
+fn note_marks(router: Router) -> (Router, Arc<Mutex<Vec<bool>>>) {
+    let marks = Arc::<Mutex<Vec<bool>>>::default();
+    let noted = Arc::clone(&marks);
+    let note = tower::util::MapResponseLayer::new(move |response: Response<Body>| {
+        let marked = response.extensions().get::<Rejected>().is_some();
+        noted.lock().unwrap().push(marked);
+        response
+    });
+    (router.layer(note), marks)
+}
+
+// CO5
+#[tokio::test]
+async fn only_rejections_of_the_layer_are_marked() {
+    let busy = || std::future::ready(StatusCode::TOO_MANY_REQUESTS);
+    for version in VERSIONS {
+        let layer = shedding(1);
+        let router = Router::new().route("/busy", get(busy)).layer(layer.clone());
+        let (router, marks) = note_marks(router);
+        let addr = serve(router).await;
+        let upstream = wire::get(addr, version, "/busy", "T").await;
+        let held = layer.limiter().try_acquire(&"T").unwrap();
+        let ours = wire::get(addr, version, "/busy", "T").await;
+        assert_eq!(upstream.status, ours.status);
+        assert_eq!(retry_after(&upstream), None);
+        assert_eq!(*marks.lock().unwrap(), [false, true]);
+        drop(held);
+        probe(layer.limiter(), "T", 1, 0);
+    }
+}
+
+// CO3
+#[tokio::test]
+async fn a_response_made_by_on_reject_replaces_ours_and_is_marked() {
+    for version in VERSIONS {
+        let layer = shedding(1).on_reject(|rejected: &Rejected| {
+            let text = format!("{} of {}", rejected.in_flight(), rejected.limit());
+            let mut response = Response::new(Body::from(text));
+            *response.status_mut() = StatusCode::IM_A_TEAPOT;
+            response
+        });
+        let (router, marks) = note_marks(routes(&Gate::open()).layer(layer.clone()));
+        let addr = serve(router).await;
+        let held = layer.limiter().try_acquire(&"T").unwrap();
+        let rejected = wire::get(addr, version, "/work", "T").await;
+        assert_eq!(rejected.status, StatusCode::IM_A_TEAPOT);
+        assert_eq!(rejected.body, "1 of 1");
+        assert_eq!(retry_after(&rejected), Some(1));
+        drop(held);
+        let served = wire::get(addr, version, "/work", "T").await;
+        assert_eq!(served.status, StatusCode::OK);
+        assert_eq!(*marks.lock().unwrap(), [true, false]);
+        probe(layer.limiter(), "T", 1, 0);
+    }
+}
+
+// CO4
+#[tokio::test]
+async fn preflights_and_rejections_go_through_cors_outside_of_either_tower_http() {
+    type Outside = fn(Router) -> Router;
+    let outsides: [Outside; 2] = [
+        |router| router.layer(CorsLayer::permissive()),
+        |router| router.layer(tower_http_06::cors::CorsLayer::permissive()),
+    ];
+    for (version, outside) in VERSIONS.into_iter().zip(outsides) {
+        let layer = shedding(1);
+        let gate = Gate::shut();
+        let router = outside(routes(&gate).layer(layer.clone()));
+        let addr = serve(router).await;
+        let held = layer.limiter().try_acquire(&"T").unwrap();
+        let mut client = Client::connect(addr, version).await;
+        for (method, status) in [
+            (Method::OPTIONS, StatusCode::OK),
+            (Method::GET, StatusCode::TOO_MANY_REQUESTS),
+        ] {
+            let mut req = request("/work", "T");
+            *req.method_mut() = method;
+            let headers = req.headers_mut();
+            headers.insert(
+                header::ORIGIN,
+                HeaderValue::from_static("https://example.com"),
+            );
+            let wanted = HeaderValue::from_static("GET");
+            headers.insert(header::ACCESS_CONTROL_REQUEST_METHOD, wanted);
+            let answer = Answer::of(client.send(req).await.unwrap()).await.unwrap();
+            assert_eq!(answer.status, status);
+            assert!(
+                answer
+                    .headers
+                    .contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN)
+            );
+        }
+        assert_eq!(gate.calls("T"), 0);
+        drop(held);
+        probe(layer.limiter(), "T", 1, 0);
+    }
+}
+
+// PN1
+#[tokio::test]
+async fn a_handler_that_panics_costs_no_slot() {
+    async fn boom() -> Result<Tenant, Infallible> {
+        panic!("boom")
+    }
+    for version in VERSIONS {
+        let layer = shedding(2);
+        let addr = serve(Router::new().route("/boom", get(boom)).layer(layer.clone())).await;
+        for _ in 0..10 {
+            let mut client = Client::connect(addr, version).await;
+            assert!(client.get("/boom", "T").await.is_err());
+            until(|| layer.limiter().in_flight("T") == 0).await;
+        }
+        probe(layer.limiter(), "T", 2, 0);
+    }
+}
+
+// LT1
+#[tokio::test]
+async fn a_client_that_hangs_up_gives_its_slot_or_its_place_back() {
+    for version in VERSIONS {
+        let (gate, layer) = (Gate::shut(), queueing(1, 1));
+        let addr = serve(routes(&gate).layer(layer.clone())).await;
+        let running = tokio::spawn(wire::get(addr, version, "/work", "T"));
+        until(|| gate.running("T") == 1).await;
+        let waiting = tokio::spawn(wire::get(addr, version, "/work", "T"));
+        until(|| layer.limiter().waiting("T") == 1).await;
+        waiting.abort();
+        until(|| layer.limiter().waiting("T") == 0).await;
+        running.abort();
+        until(|| layer.limiter().in_flight("T") == 0).await;
+        assert_eq!(gate.calls("T"), 1);
+        probe(layer.limiter(), "T", 1, 1);
+    }
+}

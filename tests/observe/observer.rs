@@ -1,0 +1,1128 @@
+//! What an observer is told: all that happens, once, in order; and that it can harm nobody.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    fmt::Debug,
+    future::{pending, poll_fn},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    pin::{Pin, pin},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll},
+    thread,
+    time::Duration,
+};
+
+use axum::{Router, routing::get};
+use bytes::Bytes;
+use futures_util::{FutureExt, stream};
+use http::{Request, Response};
+use http_body_util::{BodyExt, StreamBody, combinators::UnsyncBoxBody};
+use hyper::body::{Body, Frame};
+use tokio::time::advance;
+use tokio_test::{
+    assert_pending, assert_ready_err, assert_ready_ok,
+    task::{self, Spawn},
+};
+use tower::{Layer, Service, ServiceExt, service_fn, util::ServiceFn};
+use tower_tenant::{
+    Capacity, Limits, Overflow, Permit, RejectReason, Rejected, TenantConcurrencyLayer,
+    TenantLimiter,
+    extract::{FromHeader, MissingTenant},
+    header,
+    http::Hold,
+    observe::{Event, Observer, Outcome},
+    service::Mode,
+};
+
+use crate::{
+    support::{
+        Gate, Tenant, call, forget_all, forget_idle, manual, probe, tenant_of, until, watched,
+    },
+    wire::{self, Client, VERSIONS, serve, tenant_in},
+};
+
+/// What an observer was told, without the durations: `true` is after a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Told {
+    Tracked,
+    Evicted,
+    Queued,
+    Admitted(bool),
+    Rejected(RejectReason, bool),
+    Cancelled,
+    Released(Outcome),
+    /// Not of a request.
+    Changed,
+}
+
+use Told::*;
+
+type Lines<K> = Vec<(Option<K>, Event)>;
+type FramePoll<B> = Poll<Option<Result<Frame<<B as Body>::Data>, <B as Body>::Error>>>;
+type Acquiring = Pin<Box<dyn Future<Output = Result<Permit, Rejected>> + Send>>;
+type Waiting = Spawn<Acquiring>;
+type Pair = fn(Log<String>, Panics) -> Box<dyn Observer<String>>;
+
+impl From<Event> for Told {
+    fn from(event: Event) -> Self {
+        match event {
+            Event::Tracked => Tracked,
+            Event::Evicted => Evicted,
+            Event::Queued => Queued,
+            Event::Admitted { waited } => Admitted(waited.is_some()),
+            Event::Rejected { rejected, waited } => Rejected(rejected.reason(), waited.is_some()),
+            Event::Cancelled { .. } => Cancelled,
+            Event::Released { outcome, .. } => Released(outcome),
+            Event::LimitChanged { .. }
+            | Event::CapacityChanged { .. }
+            | Event::WouldReject { .. }
+            | Event::WouldQueue
+            | Event::EvictorStopped
+            | Event::MaxHoldStopped => Changed,
+            _ => unreachable!("a new kind of event: {event:?}"),
+        }
+    }
+}
+
+/// Writes down what it is told.
+#[derive(Clone, Debug)]
+struct Log<K> {
+    lines: Arc<Mutex<Lines<K>>>,
+    times_holds: bool,
+}
+
+impl<K: Clone> Log<K> {
+    fn new() -> Self {
+        Self {
+            lines: Arc::default(),
+            times_holds: false,
+        }
+    }
+
+    /// What was told since this was last asked.
+    fn take(&self) -> Vec<Told> {
+        self.take_events().into_iter().map(Told::from).collect()
+    }
+
+    fn take_events(&self) -> Vec<Event> {
+        let lines = std::mem::take(&mut *self.lines.lock().unwrap());
+        lines.into_iter().map(|(_, event)| event).collect()
+    }
+
+    fn take_tenants(&self) -> Vec<Option<K>> {
+        let lines = std::mem::take(&mut *self.lines.lock().unwrap());
+        lines.into_iter().map(|(tenant, _)| tenant).collect()
+    }
+}
+
+impl<K: Clone + Send + Sync + 'static> Observer<K> for Log<K> {
+    fn observe(&self, tenant: Option<&K>, event: Event) {
+        // What is done to limits is no outcome of a request.
+        if !matches!(
+            event,
+            Event::LimitChanged { .. } | Event::CapacityChanged { .. }
+        ) {
+            let mut lines = self.lines.lock().unwrap();
+            lines.push((tenant.cloned(), event));
+        }
+    }
+
+    fn times_holds(&self) -> bool {
+        self.times_holds
+    }
+}
+
+/// How often each was told.
+#[derive(Clone, Debug, Default)]
+struct Sums(HashMap<Told, usize>);
+
+impl Sums {
+    fn add(&mut self, told: impl IntoIterator<Item = Told>) {
+        for told in told {
+            *self.0.entry(told).or_default() += 1;
+        }
+    }
+
+    fn of(&self, kind: impl Fn(Told) -> bool) -> usize {
+        let counts = self.0.iter().filter(|(told, _)| kind(**told));
+        counts.map(|(_, count)| count).sum()
+    }
+
+    /// Checks the sums against the number of requests sent, at a moment when none is left.
+    fn assert_balanced(&self, requests: usize) {
+        let admitted = self.of(|told| matches!(told, Admitted(_)));
+        let rejected = self.of(|told| matches!(told, Rejected(..)));
+        let cancelled = self.of(|told| told == Cancelled);
+        let released = self.of(|told| matches!(told, Released(_)));
+        let waits = |told| matches!(told, Admitted(true) | Rejected(_, true) | Cancelled);
+        assert_eq!(requests, admitted + rejected + cancelled);
+        assert_eq!(admitted, released, "in flight");
+        assert_eq!(self.of(|told| told == Queued), self.of(waits), "waiting");
+    }
+}
+
+/// What the inner service does with a request.
+#[derive(Clone, Copy, Debug)]
+enum Deed {
+    Respond,
+    RespondEmpty,
+    Fail,
+    Stay,
+    PanicAtOnce,
+    Panic,
+    FailInBody,
+    PanicInBody,
+}
+
+type Payload = UnsyncBoxBody<Bytes, &'static str>;
+type Answer = Pin<Box<dyn Future<Output = Result<Response<Payload>, &'static str>> + Send>>;
+type Inner = ServiceFn<fn(Request<Deed>) -> Answer>;
+
+/// Not reported by the hook.
+fn panic_quietly() -> ! {
+    resume_unwind(Box::new("boom"))
+}
+
+fn quietly<R>(work: impl FnOnce() -> R) {
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(work()))).is_err());
+}
+
+fn inner() -> Inner {
+    service_fn(|req| {
+        let deed = req.into_body();
+        if matches!(deed, Deed::PanicAtOnce) {
+            panic_quietly();
+        }
+        Box::pin(answer(deed))
+    })
+}
+
+async fn answer(deed: Deed) -> Result<Response<Payload>, &'static str> {
+    let frame = || Ok(Frame::data(Bytes::from_static(b"frame")));
+    let frames = match deed {
+        Deed::Respond => vec![frame(), frame()],
+        Deed::FailInBody => vec![frame(), Err("body")],
+        Deed::RespondEmpty => return Ok(Response::new(Payload::default())),
+        Deed::PanicInBody => {
+            let body = StreamBody::new(stream::poll_fn(|_| panic_quietly()));
+            return Ok(Response::new(body.boxed_unsync()));
+        }
+        Deed::Fail => return Err("head"),
+        Deed::Panic => panic_quietly(),
+        Deed::Stay | Deed::PanicAtOnce => pending().await,
+    };
+    let body = StreamBody::new(stream::iter(frames));
+    Ok(Response::new(body.boxed_unsync()))
+}
+
+fn request(deed: Deed) -> Request<Deed> {
+    let mut request = Request::new(deed);
+    let name = http::HeaderValue::from_static("acme");
+    request.headers_mut().insert("x-tenant", name);
+    request
+}
+
+/// Polls a body for one frame.
+fn frame<B: Body>(body: &mut Pin<Box<B>>) -> FramePoll<B> {
+    task::spawn(poll_fn(|cx| body.as_mut().poll_frame(cx))).poll()
+}
+
+/// How a request ends.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    ReadToEnd,
+    ReadHalf,
+    ReadNothing,
+    ReadEmpty,
+    BodyFails,
+    BodyPanics,
+    Fails,
+    Panics,
+    PanicsInCall,
+    DroppedRunning,
+    DroppedBeforeItsPoll,
+    Rejected,
+    WaitExpires,
+    PausedWhileQueued,
+    DroppedWhileQueued,
+    DroppedBeforeItQueues,
+    DroppedWithItsGrant,
+    RunsAfterAWait,
+}
+
+const ACTS: [Act; 18] = [
+    Act::ReadToEnd,
+    Act::ReadHalf,
+    Act::ReadNothing,
+    Act::ReadEmpty,
+    Act::BodyFails,
+    Act::BodyPanics,
+    Act::Fails,
+    Act::Panics,
+    Act::PanicsInCall,
+    Act::DroppedRunning,
+    Act::DroppedBeforeItsPoll,
+    Act::Rejected,
+    Act::WaitExpires,
+    Act::PausedWhileQueued,
+    Act::DroppedWhileQueued,
+    Act::DroppedBeforeItQueues,
+    Act::DroppedWithItsGrant,
+    Act::RunsAfterAWait,
+];
+
+impl Act {
+    /// How many requests arrive, with those that fill the tenant.
+    fn requests(self) -> usize {
+        match self {
+            Act::Rejected => 3,
+            Act::WaitExpires
+            | Act::PausedWhileQueued
+            | Act::DroppedWhileQueued
+            | Act::DroppedWithItsGrant
+            | Act::RunsAfterAWait => 2,
+            _ => 1,
+        }
+    }
+
+    fn told(self, holds_body: bool) -> Vec<Told> {
+        let by_body = |outcome| match holds_body {
+            true => outcome,
+            false => Outcome::Completed,
+        };
+        let runs = |outcome| vec![Admitted(false), Released(outcome)];
+        let done = Released(Outcome::Completed);
+        match self {
+            Act::ReadToEnd | Act::ReadEmpty => runs(Outcome::Completed),
+            Act::BodyFails => runs(by_body(Outcome::Failed)),
+            Act::ReadHalf | Act::ReadNothing | Act::BodyPanics => runs(by_body(Outcome::Cancelled)),
+            Act::Fails => runs(Outcome::Failed),
+            Act::Panics | Act::PanicsInCall | Act::DroppedRunning | Act::DroppedBeforeItsPoll => {
+                runs(Outcome::Cancelled)
+            }
+            Act::Rejected => {
+                let rejected = Rejected(RejectReason::QueueFull, false);
+                vec![Admitted(false), Queued, rejected, Cancelled, done]
+            }
+            Act::WaitExpires => {
+                let rejected = Rejected(RejectReason::WaitExpired, true);
+                vec![Admitted(false), Queued, rejected, done]
+            }
+            Act::PausedWhileQueued => {
+                let rejected = Rejected(RejectReason::Paused, true);
+                vec![Admitted(false), Queued, rejected, done]
+            }
+            Act::DroppedWhileQueued => vec![Admitted(false), Queued, Cancelled, done],
+            Act::DroppedBeforeItQueues => runs(Outcome::Completed),
+            Act::DroppedWithItsGrant => vec![Admitted(false), Queued, done, Cancelled],
+            Act::RunsAfterAWait => {
+                vec![Admitted(false), Queued, done, Admitted(true), done]
+            }
+        }
+    }
+}
+
+/// A service with room for one request and one waiter.
+struct Stage<S> {
+    service: S,
+    limiter: TenantLimiter<String>,
+}
+
+impl<S, B> Stage<S>
+where
+    S: Service<Request<Deed>, Response = Response<B>> + Clone,
+    S::Error: Debug,
+    B: Body + Debug,
+{
+    fn call(&self, deed: Deed) -> Spawn<S::Future> {
+        call(&self.service, request(deed))
+    }
+
+    fn queue(&self, deed: Deed) -> Spawn<S::Future> {
+        let mut queued = self.call(deed);
+        assert_pending!(queued.poll());
+        queued
+    }
+
+    fn respond(&self, deed: Deed) -> Pin<Box<B>> {
+        Box::pin(assert_ready_ok!(self.call(deed).poll()).into_body())
+    }
+
+    async fn play(&self, act: Act) {
+        match act {
+            Act::ReadToEnd => {
+                let mut body = self.respond(Deed::Respond);
+                while let Poll::Ready(Some(Ok(_))) = frame(&mut body) {}
+                self.assert_idle();
+            }
+            Act::ReadHalf => drop(frame(&mut self.respond(Deed::Respond))),
+            Act::ReadNothing => drop(self.respond(Deed::Respond)),
+            Act::ReadEmpty => {
+                let _body = self.respond(Deed::RespondEmpty);
+                self.assert_idle();
+            }
+            Act::BodyFails => {
+                let mut body = self.respond(Deed::FailInBody);
+                while let Poll::Ready(Some(Ok(_))) = frame(&mut body) {}
+                self.assert_idle();
+            }
+            Act::BodyPanics => {
+                let mut body = self.respond(Deed::PanicInBody);
+                quietly(|| frame(&mut body).is_ready());
+            }
+            Act::Fails => {
+                assert_ready_err!(self.call(Deed::Fail).poll());
+            }
+            Act::Panics => quietly(|| self.call(Deed::Panic).poll().is_ready()),
+            Act::PanicsInCall => quietly(|| self.call(Deed::PanicAtOnce)),
+            Act::DroppedRunning => {
+                assert_pending!(self.call(Deed::Stay).poll());
+            }
+            Act::DroppedBeforeItsPoll => drop(self.call(Deed::Stay)),
+            _ => self.play_full(act).await,
+        }
+    }
+
+    /// What happens while another request fills the tenant.
+    async fn play_full(&self, act: Act) {
+        let held = self.limiter.try_acquire("acme").unwrap();
+        match act {
+            Act::Rejected => {
+                let _queued = self.queue(Deed::Stay);
+                assert!(self.call(Deed::Stay).poll().is_ready());
+            }
+            Act::WaitExpires => {
+                let mut queued = self.queue(Deed::Stay);
+                advance(Duration::from_millis(20)).await;
+                assert!(queued.poll().is_ready());
+            }
+            Act::PausedWhileQueued => {
+                let mut queued = self.queue(Deed::Stay);
+                self.limiter.set_limit("acme", 0);
+                assert!(queued.poll().is_ready());
+                self.limiter.clear_limit("acme");
+            }
+            Act::DroppedWhileQueued => drop(self.queue(Deed::Stay)),
+            Act::DroppedBeforeItQueues => drop(self.call(Deed::Stay)),
+            Act::DroppedWithItsGrant => {
+                let queued = self.queue(Deed::Stay);
+                drop(held);
+                return drop(queued);
+            }
+            _ => {
+                let mut queued = self.queue(Deed::RespondEmpty);
+                drop(held);
+                assert_ready_ok!(queued.poll());
+                return;
+            }
+        }
+        drop(held);
+    }
+
+    fn assert_idle(&self) {
+        assert_eq!(self.limiter.in_flight("acme"), 0);
+        assert_eq!(self.limiter.waiting("acme"), 0);
+    }
+}
+
+type TestLayer = TenantConcurrencyLayer<String, FromHeader>;
+
+/// Limiters with room for one request and one waiter, with a shared capacity and without.
+fn layers(observer: impl Fn() -> Box<dyn Observer<String>>) -> [TestLayer; 2] {
+    let limiter = || {
+        TenantLimiter::<String>::new(1)
+            .overflow(Overflow::queue(1).max_wait(Duration::from_millis(10)))
+            .evictor(manual(Duration::MAX))
+            .observer(Boxed(observer()))
+    };
+    [limiter(), limiter().capacity(Capacity::new(1))]
+        .map(|limiter| TenantConcurrencyLayer::with_limiter(limiter, header("x-tenant")))
+}
+
+struct Boxed(Box<dyn Observer<String>>);
+
+impl Observer<String> for Boxed {
+    fn observe(&self, tenant: Option<&String>, event: Event) {
+        self.0.observe(tenant, event);
+    }
+}
+
+/// 0, 1, 2, .. in an order that looks random and is the same each time.
+fn shuffled(count: usize) -> Vec<usize> {
+    let mut numbers: Vec<_> = (0..count).collect();
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    for i in (1..count).rev() {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        numbers.swap(i, (state % (i as u64 + 1)) as usize);
+    }
+    numbers
+}
+
+/// Plays 1,000 mixed acts, and compares what was told with what has happened after each.
+async fn play_all<F, B>(
+    layer: TenantConcurrencyLayer<String, FromHeader, F>,
+    log: &Log<String>,
+    holds_body: bool,
+) where
+    F: Mode<Request<Deed>, Response<Payload>, &'static str, Response = Response<B>>,
+    F::Error: Debug,
+    B: Body + Debug,
+{
+    let limiter = layer.limiter().clone();
+    let stage = Stage {
+        service: layer.layer(inner()),
+        limiter: limiter.clone(),
+    };
+    let mut sums = Sums::default();
+    let mut requests = 1;
+    drop(limiter.try_acquire("acme"));
+    let first = log.take();
+    assert_eq!(
+        first,
+        [Tracked, Admitted(false), Released(Outcome::Completed)]
+    );
+    sums.add(first);
+    for number in shuffled(1_000) {
+        let act = ACTS[number % ACTS.len()];
+        stage.play(act).await;
+        stage.assert_idle();
+        let told = log.take();
+        assert_eq!(told, act.told(holds_body), "{act:?}");
+        sums.add(told);
+        requests += act.requests();
+    }
+    sums.assert_balanced(requests);
+    probe(&limiter, "acme".to_owned(), 1, 1);
+    forget_all(&limiter);
+    sums.add(log.take());
+    assert_eq!(
+        (sums.of(|t| t == Tracked), sums.of(|t| t == Evicted)),
+        (1, 1)
+    );
+}
+
+// OB1
+#[tokio::test(start_paused = true)]
+async fn every_ending_is_told_once_with_rejections_as_errors() {
+    let log = Log::new();
+    for layer in layers(|| Box::new(log.clone())) {
+        play_all(layer, &log, false).await;
+    }
+    for layer in layers(|| Box::new(log.clone())) {
+        play_all(layer.hold_body(), &log, true).await;
+    }
+}
+
+// OB1
+#[tokio::test(start_paused = true)]
+async fn every_ending_is_told_once_with_rejections_as_responses() {
+    let log = Log::new();
+    for layer in layers(|| Box::new(log.clone())) {
+        play_all(layer.http(), &log, true).await;
+    }
+    for layer in layers(|| Box::new(log.clone())) {
+        play_all(layer.http().hold(Hold::Head), &log, false).await;
+    }
+}
+
+type Limiter = TenantLimiter<Tenant>;
+
+fn limiter(limit: usize, queue: usize, log: &Log<Tenant>) -> Limiter {
+    TenantLimiter::new(limit)
+        .overflow(Overflow::queue(queue).max_wait(Duration::from_secs(5)))
+        .evictor(manual(Duration::ZERO))
+        .observer(log.clone())
+}
+
+/// A request of a limiter without a layer, from its arrival in the line.
+fn wait(limiter: &Limiter, tenant: Tenant) -> Waiting {
+    let limiter = limiter.clone();
+    let mut request: Spawn<Pin<Box<dyn Future<Output = _> + Send>>> =
+        task::spawn(Box::pin(async move { limiter.acquire(&tenant).await }));
+    assert_pending!(request.poll());
+    request
+}
+
+// OB1
+#[tokio::test(start_paused = true)]
+async fn a_limiter_without_a_layer_tells_every_ending_too() {
+    let log = Log::new();
+    let limiter = limiter(1, 2, &log).max_tenants(1);
+    let done = Released(Outcome::Completed);
+    let held = limiter.try_acquire(&"T").unwrap();
+    assert_eq!(log.take(), [Tracked, Admitted(false)]);
+    assert!(limiter.try_acquire(&"T").is_err());
+    assert!(limiter.try_acquire(&"U").is_err());
+    let [at_limit, full] = [RejectReason::AtLimit, RejectReason::TableFull];
+    assert_eq!(
+        log.take(),
+        [Rejected(at_limit, false), Rejected(full, false)]
+    );
+
+    let mut expires = wait(&limiter, "T");
+    let dropped = wait(&limiter, "T");
+    assert!(limiter.acquire(&"T").now_or_never().unwrap().is_err());
+    drop(dropped);
+    advance(Duration::from_secs(5)).await;
+    assert_ready_err!(expires.poll());
+    let [queue_full, expired] = [RejectReason::QueueFull, RejectReason::WaitExpired];
+    assert_eq!(
+        log.take(),
+        [
+            Queued,
+            Queued,
+            Rejected(queue_full, false),
+            Cancelled,
+            Rejected(expired, true)
+        ]
+    );
+
+    let dropped = wait(&limiter, "T");
+    let mut admitted = wait(&limiter, "T");
+    drop(held);
+    drop(dropped);
+    drop(assert_ready_ok!(admitted.poll()));
+    assert_eq!(
+        log.take(),
+        [Queued, Queued, done, Cancelled, Admitted(true), done]
+    );
+
+    probe(&limiter, "T", 1, 2);
+    log.take();
+    let held = limiter.try_acquire(&"T").unwrap();
+    let mut closed = wait(&limiter, "T");
+    limiter.close();
+    assert_ready_err!(closed.poll());
+    assert!(limiter.try_acquire(&"T").is_err());
+    drop(held);
+    assert_eq!(limiter.evict_idle(), 1);
+    assert!(limiter.try_acquire(&"T").is_err());
+    let closed = |waited| Rejected(RejectReason::Closed, waited);
+    assert_eq!(
+        log.take(),
+        [
+            Admitted(false),
+            Queued,
+            closed(true),
+            closed(false),
+            done,
+            Evicted,
+            closed(false)
+        ]
+    );
+}
+
+// OB1
+#[tokio::test(start_paused = true)]
+async fn a_waiter_whose_place_another_tenant_takes_is_told_as_rejected() {
+    let log = Log::new();
+    let limiter = limiter(2, 4, &log).capacity(Capacity::new(1).queue(2));
+    let held = limiter.try_acquire(&"T").unwrap();
+    let mut first = wait(&limiter, "T");
+    let mut displaced = wait(&limiter, "T");
+    log.take();
+    let other = wait(&limiter, "U");
+    assert_ready_err!(displaced.poll());
+    let crowded = |waited| Rejected(RejectReason::CapacityQueueFull, waited);
+    assert_eq!(log.take(), [Tracked, Queued, crowded(true)]);
+
+    // One that is dropped before it has heard of it has left by itself.
+    drop(other);
+    let displaced = wait(&limiter, "T");
+    let mut third = wait(&limiter, "V");
+    drop(displaced);
+    assert_eq!(log.take(), [Cancelled, Queued, Tracked, Queued, Cancelled]);
+
+    assert!(limiter.acquire(&"T").now_or_never().unwrap().is_err());
+    let shed = limiter.clone().overflow(Overflow::reject());
+    assert!(shed.try_acquire(&"W").is_err());
+    let at_capacity = Rejected(RejectReason::AtCapacity, false);
+    assert_eq!(log.take(), [crowded(false), Tracked, at_capacity]);
+
+    drop(held);
+    drop(assert_ready_ok!(first.poll()));
+    drop(assert_ready_ok!(third.poll()));
+    let done = Released(Outcome::Completed);
+    let admitted = Admitted(true);
+    assert_eq!(log.take(), [done, admitted, done, admitted, done]);
+    assert_eq!(limiter.capacity_stats().unwrap().in_flight, 0);
+    forget_all(&limiter);
+    assert_eq!(log.take(), [Evicted; 4]);
+}
+
+// OB1
+#[tokio::test]
+async fn a_connection_that_is_closed_cancels_its_request_or_its_body() {
+    for version in VERSIONS {
+        let log = Log::new();
+        let gate = Gate::shut();
+        let layer = TenantConcurrencyLayer::with_limiter(limiter(1, 1, &log), tenant_in).http();
+        let works = gate.clone();
+        let work = move || works.clone().oneshot("T").map(Result::unwrap);
+        let events = || async {
+            let tick = stream::once(async { Ok::<_, Infallible>(Bytes::from("tick")) });
+            axum::body::Body::from_stream(stream::StreamExt::chain(tick, stream::pending()))
+        };
+        let router = Router::new()
+            .route("/work", get(work))
+            .route("/events", get(events));
+        let addr = serve(router.layer(layer.clone())).await;
+        let idle = || layer.limiter().in_flight("T") == 0;
+        let cancelled = [Admitted(false), Released(Outcome::Cancelled)];
+
+        let running = tokio::spawn(wire::get(addr, version, "/work", "T"));
+        until(|| gate.running("T") == 1).await;
+        assert_eq!(log.take(), [Tracked, Admitted(false)]);
+        let queued = tokio::spawn(wire::get(addr, version, "/work", "T"));
+        until(|| layer.limiter().waiting("T") == 1).await;
+        queued.abort();
+        until(|| layer.limiter().waiting("T") == 0).await;
+        running.abort();
+        until(idle).await;
+        assert_eq!(log.take(), [Queued, Cancelled, cancelled[1]]);
+
+        let mut client = Client::connect(addr, version).await;
+        let mut response = client.get("/events", "T").await.unwrap();
+        response.frame().await.unwrap().unwrap();
+        drop((client, response));
+        until(idle).await;
+        assert_eq!(log.take(), cancelled);
+
+        gate.let_out(1);
+        assert_eq!(wire::get(addr, version, "/work", "T").await.body, "T");
+        until(idle).await;
+        assert_eq!(log.take(), [Admitted(false), Released(Outcome::Completed)]);
+        probe(layer.limiter(), "T", 1, 1);
+    }
+}
+
+// OB1
+#[test]
+fn a_service_that_fails_to_be_ready_after_a_wait_has_failed() {
+    #[derive(Clone, Debug)]
+    struct Unready(Arc<AtomicUsize>);
+
+    impl Service<Tenant> for Unready {
+        type Response = Tenant;
+        type Error = std::fmt::Error;
+        type Future = std::future::Ready<Result<Tenant, std::fmt::Error>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), std::fmt::Error>> {
+            match self.0.fetch_add(1, Ordering::SeqCst) {
+                0 => Poll::Ready(Ok(())),
+                _ => Poll::Ready(Err(std::fmt::Error)),
+            }
+        }
+
+        fn call(&mut self, tenant: Tenant) -> Self::Future {
+            std::future::ready(Ok(tenant))
+        }
+    }
+
+    let log = Log::new();
+    let limiter = limiter(1, 1, &log).overflow(Overflow::queue(1).max_wait(Duration::MAX));
+    let layer = TenantConcurrencyLayer::with_limiter(limiter.clone(), tenant_of);
+    let service = layer.layer(Unready(Arc::default()));
+    let held = limiter.try_acquire(&"T").unwrap();
+    let mut waiting = call(&service, "T");
+    assert_pending!(waiting.poll());
+    drop(held);
+    log.take();
+    assert_ready_err!(waiting.poll());
+    assert_eq!(log.take(), [Admitted(true), Released(Outcome::Failed)]);
+    probe(&limiter, "T", 1, 1);
+}
+
+// OB1
+#[tokio::test(start_paused = true)]
+async fn waits_and_holds_are_told_to_the_nanosecond() {
+    for capacity in [false, true] {
+        let mut log = Log::new();
+        log.times_holds = true;
+        let limiter = match capacity {
+            true => limiter(1, 3, &log).capacity(Capacity::new(1)),
+            false => limiter(1, 3, &log),
+        };
+        let nanos = Duration::from_nanos;
+        let outcome = Outcome::Completed;
+        advance(nanos(1_234_567_891)).await;
+
+        let held = limiter.try_acquire(&"T").unwrap();
+        advance(nanos(10)).await;
+        let [mut expires, dropped] = [wait(&limiter, "T"), wait(&limiter, "T")];
+        advance(nanos(1_000)).await;
+        let mut admitted = wait(&limiter, "T");
+        drop(dropped);
+        // Timers tick by the millisecond.
+        advance(Duration::from_millis(5_001) - nanos(1_000)).await;
+        let rejected = assert_ready_err!(expires.poll());
+        drop(held);
+        // It runs from when it knows, not from when the slot came free.
+        advance(nanos(7)).await;
+        let permit = assert_ready_ok!(admitted.poll());
+        advance(nanos(400_000)).await;
+        drop(permit);
+
+        let since = |nanos| Some(Duration::from_nanos(nanos));
+        assert_eq!(
+            log.take_events(),
+            [
+                Event::Tracked,
+                Event::Admitted { waited: None },
+                Event::Queued,
+                Event::Queued,
+                Event::Queued,
+                Event::Cancelled {
+                    waited: nanos(1_000)
+                },
+                Event::Rejected {
+                    rejected,
+                    waited: since(5_001_000_000)
+                },
+                Event::Released {
+                    outcome,
+                    held: since(5_001_000_010)
+                },
+                Event::Admitted {
+                    waited: since(5_001_000_000 - 1_000 + 7)
+                },
+                Event::Released {
+                    outcome,
+                    held: since(400_000)
+                },
+            ]
+        );
+        probe(&limiter, "T", 1, 3);
+        forget_all(&limiter);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn holds_are_timed_only_if_asked_for() {
+    let log = Log::new();
+    let limiter = limiter(1, 0, &log);
+    let held = limiter.try_acquire(&"T").unwrap();
+    advance(Duration::from_secs(1)).await;
+    drop(held);
+    let outcome = Outcome::Completed;
+    let told = Event::Released {
+        outcome,
+        held: None,
+    };
+    assert_eq!(log.take_events().last(), Some(&told));
+}
+
+// OB1
+#[test]
+fn a_tenant_is_named_and_who_names_none_is_not() {
+    let log = Log::new();
+    let nobody = |tenant: &Tenant| (*tenant != "nobody").then_some(*tenant);
+    let of = |missing| {
+        TenantConcurrencyLayer::with_limiter(limiter(1, 0, &log), nobody).missing(missing)
+    };
+    let ask = |missing| {
+        let layer = of(missing);
+        let service = layer.layer(Gate::shut());
+        let mut running = call(&service, "nobody");
+        let first = running.poll().is_ready();
+        drop(call(&service, "nobody").poll());
+        drop(running);
+        first
+    };
+    let rejected = Rejected(RejectReason::MissingTenant, false);
+    assert!(ask(MissingTenant::Reject));
+    assert_eq!(log.take(), [rejected, rejected]);
+    assert!(!ask(MissingTenant::Bypass));
+    assert_eq!(log.take(), [], "it is not limited");
+    assert!(!ask(MissingTenant::Share(1)));
+    assert_eq!(
+        log.take(),
+        [
+            Admitted(false),
+            Rejected(RejectReason::AtLimit, false),
+            Released(Outcome::Cancelled)
+        ]
+    );
+    assert!(!ask(MissingTenant::Share(1)));
+    assert_eq!(log.take_tenants(), [None; 3]);
+
+    let limiter = limiter(1, 0, &log);
+    for tenant in ["T", "U"] {
+        let _held = limiter.try_acquire(&tenant).unwrap();
+        assert!(limiter.try_acquire(&tenant).is_err());
+    }
+    forget_all(&limiter);
+    let mut tenants = log.take_tenants();
+    // The last two are evicted in no order.
+    tenants[8..].sort_unstable();
+    let [t, u] = [Some("T"), Some("U")];
+    assert_eq!(tenants, [t, t, t, t, u, u, u, u, t, u]);
+}
+
+// OB1
+#[test]
+fn tracked_less_evicted_is_how_many_are_tracked() {
+    let counts = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+    let told = Arc::clone(&counts);
+    let limiter = TenantLimiter::<usize>::new(1)
+        .evictor(manual(Duration::ZERO))
+        .max_tenants(100)
+        .observer(move |_: Option<&usize>, event| match event {
+            Event::Tracked => drop(told[0].fetch_add(1, Ordering::SeqCst)),
+            Event::Evicted => drop(told[1].fetch_add(1, Ordering::SeqCst)),
+            _ => {}
+        });
+    let assert_counted = || {
+        let [tracked, evicted] = [0, 1].map(|i| counts[i].load(Ordering::SeqCst));
+        assert_eq!(tracked - evicted, limiter.tracked());
+        evicted
+    };
+    let mut held = Vec::new();
+    for number in shuffled(3_000) {
+        // Idle ones make room; when there are none left, newcomers are rejected.
+        held.extend(
+            limiter
+                .try_acquire(&number)
+                .ok()
+                .filter(|_| number % 7 == 0),
+        );
+        if number % 501 == 0 {
+            limiter.evict_idle();
+        }
+        if number == 1_500 {
+            held.clear();
+        }
+        assert_counted();
+    }
+    assert!(assert_counted() > 100);
+    drop(held);
+    forget_all(&limiter);
+    assert_counted();
+}
+
+/// Panics at each event, after it has counted it.
+#[derive(Clone, Debug, Default)]
+struct Panics(Arc<Mutex<Sums>>);
+
+impl<K> Observer<K> for Panics {
+    fn observe(&self, _: Option<&K>, event: Event) {
+        let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sums.add([event.into()]);
+        drop(sums);
+        panic_quietly();
+    }
+}
+
+impl Panics {
+    fn assert_each_kind_was_told(&self) {
+        let sums = self.0.lock().unwrap();
+        let kinds = sums.0.keys().map(std::mem::discriminant);
+        assert_eq!(kinds.collect::<std::collections::HashSet<_>>().len(), 8);
+    }
+}
+
+// OB1
+#[tokio::test(start_paused = true)]
+async fn an_observer_that_panics_harms_nobody() {
+    let (log, panics) = (Log::new(), Panics::default());
+    let pairs: [Pair; 2] = [
+        |log, panics| Box::new((panics, log)),
+        |log, panics| Box::new((log, panics)),
+    ];
+    for pair in pairs {
+        for layer in layers(|| pair(log.clone(), panics.clone())) {
+            play_all(layer.http(), &log, true).await;
+        }
+        panics.assert_each_kind_was_told();
+        panics.0.lock().unwrap().0.clear();
+    }
+}
+
+thread_local! {
+    static IS_INSIDE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Uses the limiter from each event.
+#[derive(Clone, Debug, Default)]
+struct Reenters {
+    limiter: Arc<Mutex<Option<TenantLimiter<String>>>>,
+    times: Arc<AtomicUsize>,
+}
+
+impl Observer<String> for Reenters {
+    fn observe(&self, tenant: Option<&String>, _: Event) {
+        let limiter = self.limiter.lock().unwrap().clone();
+        let Some(limiter) = limiter.filter(|_| !IS_INSIDE.replace(true)) else {
+            return;
+        };
+        self.times.fetch_add(1, Ordering::SeqCst);
+        let tenant = tenant.map_or("acme", String::as_str);
+        let mine = limiter.try_acquire(tenant);
+        drop(limiter.try_acquire("another"));
+        let _ = (limiter.stats(tenant), limiter.capacity_stats());
+        limiter.set_limit("another", 3);
+        limiter.set_capacity(1);
+        limiter.evict_idle();
+        drop(mine);
+        IS_INSIDE.set(false);
+    }
+}
+
+// OB1
+#[test]
+fn an_observer_may_use_the_limiter() {
+    watched(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let reenters = Reenters::default();
+            for layer in layers(|| Box::new(reenters.clone())) {
+                let limiter = layer.limiter().clone();
+                *reenters.limiter.lock().unwrap() = Some(limiter.clone());
+                let before = reenters.times.load(Ordering::SeqCst);
+                let stage = Stage {
+                    service: layer.http().layer(inner()),
+                    limiter: limiter.clone(),
+                };
+                for act in ACTS {
+                    stage.play(act).await;
+                    stage.assert_idle();
+                }
+                let told: usize = ACTS.iter().map(|act| act.told(true).len()).sum();
+                assert!(reenters.times.load(Ordering::SeqCst) - before > told);
+                forget_idle(&limiter);
+                assert_eq!(limiter.tracked(), 1, "the observer has come back at once");
+                *reenters.limiter.lock().unwrap() = None;
+                probe(&limiter, "acme".to_owned(), 1, 1);
+                forget_all(&limiter);
+            }
+        });
+    });
+}
+
+#[test]
+fn an_observer_may_use_the_limiter_while_a_waiter_loses_its_place() {
+    watched(|| {
+        let slot = Arc::new(Mutex::new(None::<Limiter>));
+        let uses = Arc::clone(&slot);
+        let limiter = TenantLimiter::new(2)
+            .overflow(Overflow::queue(4).max_wait(Duration::MAX))
+            .capacity(Capacity::new(1).queue(2))
+            .observer(move |_: Option<&Tenant>, event: Event| {
+                let limiter = uses.lock().unwrap().clone();
+                let rejected = matches!(event, Event::Rejected { .. } | Event::Queued);
+                if let Some(limiter) = limiter.filter(|_| rejected && !IS_INSIDE.replace(true)) {
+                    assert!(limiter.try_acquire(&"X").is_err());
+                    limiter.set_weight(&"X", 2);
+                    IS_INSIDE.set(false);
+                }
+            });
+        *slot.lock().unwrap() = Some(limiter.clone());
+        let held = limiter.try_acquire(&"T").unwrap();
+        let mut displaced = ["T", "T", "U"].map(|tenant| wait(&limiter, tenant));
+        let rejected = displaced
+            .each_mut()
+            .map(|request| request.poll().is_ready());
+        assert_eq!(rejected.iter().filter(|rejected| **rejected).count(), 1);
+        *slot.lock().unwrap() = None;
+        drop((displaced, held));
+        assert_eq!(limiter.capacity_stats().unwrap().waiting, 0);
+        assert_eq!(limiter.capacity_stats().unwrap().in_flight, 0);
+    });
+}
+
+// OB1
+#[test]
+fn the_sums_of_many_threads_balance() {
+    for capacity in [false, true] {
+        let sums = Panics::default();
+        let limiter = TenantLimiter::new(2)
+            .overflow(Overflow::queue(2).max_wait(Duration::MAX))
+            .observer((sums.clone(), ()));
+        let limiter: Limiter = match capacity {
+            true => limiter.capacity(Capacity::new(3).queue(2)),
+            false => limiter,
+        };
+        let arrived = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for thread in 0..4 {
+                let (limiter, arrived) = (&limiter, &arrived);
+                scope.spawn(move || {
+                    for round in 0..2_000 {
+                        let tenant = ["A", "B", "T"][(round + thread) % 3];
+                        let mut request = pin!(limiter.acquire(&tenant));
+                        arrived.fetch_add(1, Ordering::SeqCst);
+                        let mut polls = 1 + round % 3;
+                        while polls > 0 && request.as_mut().now_or_never().is_none() {
+                            polls -= 1;
+                            thread::yield_now();
+                        }
+                    }
+                });
+            }
+        });
+        sums.0.lock().unwrap().assert_balanced(arrived.into_inner());
+        for tenant in ["A", "B", "T"] {
+            assert_eq!(limiter.in_flight(tenant) + limiter.waiting(tenant), 0);
+        }
+    }
+}
+
+// OB1
+#[test]
+fn a_tenant_that_somebody_else_brings_meanwhile_is_told_once() {
+    let log = Log::new();
+    let rival = Arc::new(Mutex::new(None::<Limiter>));
+    let slot = Arc::clone(&rival);
+    let limits = Limits::from_fn(move |tenant: &Tenant| {
+        // While the newcomer asks for its limit.
+        let rival = slot.lock().unwrap().take();
+        if let Some(limiter) = rival {
+            drop(limiter.try_acquire(tenant));
+        }
+        2
+    });
+    let limiter = TenantLimiter::new(limits).observer(log.clone());
+    *rival.lock().unwrap() = Some(limiter.clone());
+    drop(limiter.try_acquire(&"T"));
+    let done = Released(Outcome::Completed);
+    let [tracked, admitted] = [Tracked, Admitted(false)];
+    assert_eq!(log.take(), [tracked, admitted, done, admitted, done]);
+    forget_all(&limiter);
+    assert_eq!(log.take(), [Evicted]);
+}
+
+#[test]
+fn to_be_observed_by_nobody_is_not_to_be_observed() {
+    let log = Log::new();
+    let limiter = TenantLimiter::<Tenant>::new(1)
+        .observer(())
+        .observer(log.clone());
+    assert!(limiter.try_acquire(&"T").is_ok());
+    assert_eq!(log.take().len(), 3);
+}
+
+#[test]
+fn an_observer_comes_once_and_before_the_first_request() {
+    let log = Log::new();
+    quietly(|| {
+        TenantLimiter::<Tenant>::new(1)
+            .observer(log.clone())
+            .observer(log.clone())
+    });
+    let used = TenantLimiter::<Tenant>::new(1);
+    assert!(used.try_acquire(&"T").is_ok());
+    quietly(|| used.clone().observer(log.clone()));
+    quietly(|| used.clone().count_requests());
+    assert!(used.try_acquire(&"T").is_ok());
+    assert_eq!(log.take(), []);
+}
