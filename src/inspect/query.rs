@@ -27,7 +27,8 @@ impl Query {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             let value = decode(value);
             match key {
-                "sort" => parsed.sort = column(&value).ok_or_else(|| bad(key))?,
+                "sort" if value == "tenant" => parsed.sort = None,
+                "sort" => parsed.sort = Some(value.parse().map_err(|_| bad(key))?),
                 "top" => parsed.top = value.parse().map_err(|_| bad(key))?,
                 "search" => parsed.search = fold(&value),
                 _ => {
@@ -58,22 +59,6 @@ fn bad(key: &str) -> Fault {
     Fault::bad(format!(
         "Invalid query parameter `{key}`: expected {expected}"
     ))
-}
-
-fn column(name: &str) -> Option<Option<SortBy>> {
-    Some(Some(match name {
-        "tenant" => return Some(None),
-        "limit" => SortBy::Limit,
-        "in_flight" => SortBy::InFlight,
-        "waiting" => SortBy::Waiting,
-        "oldest_wait" => SortBy::OldestWait,
-        "weight" => SortBy::Weight,
-        "share" => SortBy::Share,
-        "admitted" => SortBy::Admitted,
-        "rejected" => SortBy::Rejected,
-        "idle" => SortBy::Idle,
-        _ => return None,
-    }))
 }
 
 /// Decodes form encoding. Invalid escapes are kept unchanged.

@@ -196,7 +196,7 @@ fn attempt_without<K>(
         }
     };
     match missing {
-        MissingTenant::Share(_) => limiter.attempt_anonymous().map(Some),
+        MissingTenant::Share => limiter.attempt_anonymous().map(Some),
         MissingTenant::Bypass if why == NoTenant::Missing => {
             limiter.bypass()?;
             Ok(None)

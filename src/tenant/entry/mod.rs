@@ -429,7 +429,7 @@ impl TenantHandle {
     /// Counts an event of a request, and reports it to the observer.
     pub(crate) fn note(&self, event: Event) {
         if let Some(counts) = self.counts() {
-            counts.note(event);
+            counts.note(&event);
         }
         self.tell(event);
     }
@@ -442,7 +442,7 @@ impl TenantHandle {
 }
 
 impl Counts {
-    fn note(&self, event: Event) {
+    fn note(&self, event: &Event) {
         let count = match event {
             Event::Admitted { .. } => &self.admitted,
             Event::Rejected { .. } => &self.rejected,
