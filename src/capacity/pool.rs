@@ -94,7 +94,7 @@ use std::{fmt, sync, task::Waker};
 
 use crate::{
     capacity::fair::{Id, Scheduler},
-    gate::{Entered, Gate, Joined, state::GateState, waiter::Waiter},
+    gate::{Admitted, Gate, Joined, state::GateState, waiter::Waiter},
     util::{
         clock::Clock,
         panic::catch_panic,
@@ -153,14 +153,14 @@ impl Level {
     }
 
     /// Adds a request in flight.
-    fn entered(self) -> Self {
+    fn admitted(self) -> Self {
         Self(self.0 + 1)
     }
 
     /// Describes a request that a dry run has admitted on these readings. `beyond_capacity` is set
     /// if an enforced capacity would not have admitted it at once.
-    fn entered_by_force(self, word: GateState) -> Entered {
-        Entered {
+    fn admitted_by_force(self, word: GateState) -> Admitted {
+        Admitted {
             word,
             beyond_capacity: !self.has_room() || self.is_contended(),
         }
@@ -238,22 +238,12 @@ pub(crate) struct Owner<L: ?Sized = dyn Send + Sync> {
     _lease: L,
 }
 
-/// The result of [`Share::try_enter`].
-pub(crate) enum Answer {
-    /// Both slots were taken.
-    Entered(Entered),
-    /// No slot was taken, and the request may queue.
-    MayWait,
-    /// The tenant is full, as the state shows, or else the capacity is in use.
-    Rejected(GateState),
-}
-
 /// The decision about a new request, made under the pool lock.
 enum Verdict {
     /// Both slots were taken.
-    Entered(Entered),
+    Admitted(Admitted),
     /// The request has to wait: its tenant is full or has waiters, or the capacity is in use.
-    Waits(GateState),
+    MustWait(GateState),
     /// A free slot is due to a waiter, or the tenant has just become full. The caller lets go of
     /// the pool lock, calls [`Pool::serve`], and decides again.
     Owed,
@@ -380,12 +370,12 @@ impl<T: Ticket> Pool<T> {
 
     /// Takes a slot without the pool lock, unless a request waits.
     fn try_take(&self) -> bool {
-        self.update(|level| (level.has_room() && !level.is_contended()).then(|| level.entered()))
+        self.update(|level| (level.has_room() && !level.is_contended()).then(|| level.admitted()))
     }
 
     /// Takes a slot under the pool lock, which the caller holds.
     fn take(&self) -> bool {
-        self.update(|level| level.has_room().then(|| level.entered()))
+        self.update(|level| level.has_room().then(|| level.admitted()))
     }
 
     /// Takes a slot, whether there is one or not. Returns the state before.
@@ -483,19 +473,18 @@ impl<T: Ticket> Share<T> {
         &self.pool.rejections
     }
 
-    /// Takes both slots, or neither. Never queues.
+    /// Takes both slots without the pool lock, or returns the state in which that failed: the
+    /// tenant is full, or the capacity is in use, or a request waits. Never queues.
     ///
-    /// While no request waits, this takes no lock, and one exchange more than without a pool.
-    /// `places` is the length of the queue of the tenant; with 0, a request without a slot is
-    /// rejected.
-    pub(crate) fn try_enter(&self, gate: &Gate, places: usize) -> Answer {
-        if let Some(entered) = self.enter_pretended(gate) {
-            return Answer::Entered(entered);
+    /// While no request waits, this takes one exchange more than without a pool.
+    pub(crate) fn try_admit(&self, gate: &Gate) -> Result<Admitted, GateState> {
+        if let Some(admitted) = self.enter_pretended(gate) {
+            return Ok(admitted);
         }
-        if gate.word().can_enter() && self.pool.try_take() {
-            if let Some(word) = gate.enter_ignoring_capacity() {
+        if gate.word().can_admit() && self.pool.try_take() {
+            if let Some(word) = gate.admit_ignoring_capacity() {
                 self.count_in();
-                return Answer::Entered(word.into());
+                return Ok(word.into());
             }
             // Another request of the tenant took its last slot first. A request may have queued for
             // lack of the slot that this one held in vain.
@@ -503,25 +492,28 @@ impl<T: Ticket> Share<T> {
                 self.pool.serve();
             }
         }
-        let word = gate.word();
-        if word.rejects(places) {
-            return Answer::Rejected(word);
-        }
-        if places > 0 {
-            return Answer::MayWait;
-        }
-        self.enter_or_reject(gate)
+        Err(gate.word())
     }
 
-    /// Decides about a request that does not wait, under the pool lock.
+    /// Takes both slots for a request that may not wait, or returns the state in which it is
+    /// rejected.
     ///
+    /// Takes the pool lock if the tenant has room and no slot could be taken without it.
     /// `CONTENDED` stays as it is: a request that is rejected needs no wake-up.
-    fn enter_or_reject(&self, gate: &Gate) -> Answer {
+    pub(crate) fn admit_or_reject(&self, gate: &Gate) -> Result<Admitted, GateState> {
+        match self.try_admit(gate) {
+            Err(word) if !word.rejects(0) => self.decide_or_reject(gate),
+            decided => decided,
+        }
+    }
+
+    /// Decides about a request that may not wait, under the pool lock.
+    fn decide_or_reject(&self, gate: &Gate) -> Result<Admitted, GateState> {
         loop {
             let mut line = lock(&self.pool.line);
             match self.decide(&mut line, gate) {
-                Verdict::Entered(entered) => return Answer::Entered(entered),
-                Verdict::Waits(word) => return Answer::Rejected(word),
+                Verdict::Admitted(admitted) => return Ok(admitted),
+                Verdict::MustWait(word) => return Err(word),
                 Verdict::Owed => drop(line),
             }
             self.pool.serve();
@@ -539,18 +531,18 @@ impl<T: Ticket> Share<T> {
             // Before the decision: see "Why no wake-up is lost".
             self.pool.begin_contention();
             match self.decide(&mut line, gate) {
-                Verdict::Entered(entered) => {
+                Verdict::Admitted(admitted) => {
                     self.pool.end_contention(&mut line);
                     drop(line);
                     // Should its drop panic, the slots must not be lost.
                     catch_panic(|| drop(waker));
-                    return Joined::Entered(entered);
+                    return Joined::Admitted(admitted);
                 }
-                Verdict::Waits(word) if word.rejects(places) || word.waiting() >= places => {
+                Verdict::MustWait(word) if word.rejects(places) || word.waiting() >= places => {
                     self.pool.end_contention(&mut line);
                     return Joined::Rejected(word);
                 }
-                Verdict::Waits(word) => return self.enqueue(line, gate, word, waker, ticket),
+                Verdict::MustWait(word) => return self.enqueue(line, gate, word, waker, ticket),
                 Verdict::Owed => {
                     self.pool.end_contention(&mut line);
                     drop(line);
@@ -614,39 +606,39 @@ impl<T: Ticket> Share<T> {
         Some((displaced, ticket))
     }
 
-    /// Decides about a new request under the pool lock, and takes both slots if it may enter.
+    /// Decides about a new request under the pool lock, and takes both slots if it may be admitted.
     fn decide(&self, line: &mut Line<T>, gate: &Gate) -> Verdict {
         let word = gate.word();
-        if !word.can_enter() {
-            return Verdict::Waits(word);
+        if !word.can_admit() {
+            return Verdict::MustWait(word);
         }
         if self.pool.is_pretended() {
-            if let Some(word) = gate.enter_dry() {
+            if let Some(word) = gate.admit_dry() {
                 let level = self.pool.force_take();
                 self.count_among(line, gate);
-                return Verdict::Entered(level.entered_by_force(word));
+                return Verdict::Admitted(level.admitted_by_force(word));
             }
         }
         // A waiter that could be served comes first.
         if line.fair.next().is_some() {
             return match self.pool.level().has_room() {
                 true => Verdict::Owed,
-                false => Verdict::Waits(word),
+                false => Verdict::MustWait(word),
             };
         }
         if !self.pool.take() {
-            return Verdict::Waits(word);
+            return Verdict::MustWait(word);
         }
-        let Some(word) = gate.enter_ignoring_capacity() else {
+        let Some(word) = gate.admit_ignoring_capacity() else {
             // A request of the tenant that took its slot of the pool without the lock was first.
             self.pool.give_back();
             return Verdict::Owed;
         };
         self.count_among(line, gate);
-        Verdict::Entered(word.into())
+        Verdict::Admitted(word.into())
     }
 
-    /// Counts a request that has just entered, in the scheduler, too, if a request waits.
+    /// Counts a request that was just admitted, in the scheduler, too, if a request waits.
     fn count_among(&self, line: &mut Line<T>, gate: &Gate) {
         self.count_in();
         if line.waiting > 0 {
@@ -722,17 +714,17 @@ impl<T: Ticket> Share<T> {
     }
 
     /// Takes both slots if both limits are a dry run, whether there is room or not.
-    fn enter_pretended(&self, gate: &Gate) -> Option<Entered> {
+    fn enter_pretended(&self, gate: &Gate) -> Option<Admitted> {
         if !self.pool.is_pretended() {
             return None;
         }
-        let word = gate.enter_dry()?;
+        let word = gate.admit_dry()?;
         let level = self.pool.force_take();
         match level.is_contended() {
             true => self.count_among(&mut lock(&self.pool.line), gate),
             false => self.count_in(),
         }
-        Some(level.entered_by_force(word))
+        Some(level.admitted_by_force(word))
     }
 
     /// Rejects all new and all waiting requests of the tenant. See [`Gate::close`].
@@ -774,17 +766,20 @@ impl<T: Ticket> Share<T> {
 
     /// Returns the tenant's member in the scheduler, and adds it if it has none.
     ///
-    /// `entered` requests of those in flight have just entered; the others have been running since
-    /// the contention began.
-    fn member(&self, line: &mut Line<T>, gate: &Gate, entered: usize) -> Id {
+    /// `admitted` requests of those in flight were just admitted; the others have been running
+    /// since the contention began.
+    fn member(&self, line: &mut Line<T>, gate: &Gate, admitted: usize) -> Id {
         let mut member = lock(&self.member);
         if let Some(id) = member.filter(|id| line.fair.contains(*id)) {
             return id;
         }
-        let owner = self.owner.as_ref().map(|owner| owner.member(line, entered));
+        let owner = self
+            .owner
+            .as_ref()
+            .map(|owner| owner.member(line, admitted));
         // Relaxed: written under the pool lock, or before the tenant was shared between threads.
         let weight = clamp(self.weight.load(Ordering::Relaxed));
-        let running = gate.word().in_flight().saturating_sub(entered);
+        let running = gate.word().in_flight().saturating_sub(admitted);
         let id = line.fair.add(owner, weight, running, line.since);
         *member = Some(id);
         id
@@ -840,14 +835,17 @@ impl<L: ?Sized> fmt::Debug for Owner<L> {
 impl Owner {
     /// Returns the owner's member in the scheduler, and adds it if it has none; see
     /// [`Share::member`].
-    fn member<T>(&self, line: &mut Line<T>, entered: usize) -> Id {
+    fn member<T>(&self, line: &mut Line<T>, admitted: usize) -> Id {
         let mut member = lock(&self.member);
         if let Some(id) = member.filter(|id| line.fair.contains(*id)) {
             return id;
         }
         // Pairs with the Release of `count_in` and `leave`: releases made without the pool lock
         // before the contention are all seen, through `begin_contention`.
-        let running = self.running.load(Ordering::Acquire).saturating_sub(entered);
+        let running = self
+            .running
+            .load(Ordering::Acquire)
+            .saturating_sub(admitted);
         let id = line.fair.add_owner(1, running, line.since);
         *member = Some(id);
         id

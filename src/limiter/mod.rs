@@ -1,6 +1,7 @@
 //! The limiter: tracks tenants and bounds how many requests of each are in flight.
 
 pub(crate) mod acquire;
+pub(crate) mod admit;
 pub(crate) mod drain;
 pub(crate) mod evictor;
 pub(crate) mod overflow;
@@ -27,20 +28,15 @@ use std::{
 use crate::{
     capacity::{Capacity, pool::Pool},
     limiter::{
-        acquire::{Acquire, Attempt, attempt},
+        acquire::Acquire,
+        admit::Admission,
         state::{Shared, SharedCapacity},
     },
     limits::Limits,
-    observe::{Event, Observer, Observers},
-    rejected::{RejectReason, Rejected},
-    tenant::{
-        entry::{Entry, Tracked},
-        holds::Holds,
-    },
-    util::{
-        key::AnonymousKey,
-        sync::{Arc, Ordering},
-    },
+    observe::{Observer, Observers},
+    rejected::Rejected,
+    tenant::{entry::Entry, holds::Holds},
+    util::sync::Ordering,
 };
 
 /// Limits how many requests of each tenant are in flight at once.
@@ -313,42 +309,11 @@ impl<K> TenantLimiter<K> {
         self.overflow
     }
 
-    /// Like [`attempt`](Self::attempt), for a request without a tenant.
-    pub(crate) fn attempt_anonymous(&self) -> Result<Attempt, Rejected> {
-        attempt(Arc::clone(self.shared.anonymous()), self.overflow.places())
-    }
-
     pub(crate) fn set_anonymous_limit(&self, limit: usize) {
         self.shared.limits.set_missing(limit);
         if let Some(anonymous) = self.shared.anonymous.get() {
             self.shared.update_anonymous_limit(anonymous);
         }
-    }
-
-    /// Rejects a request without a tenant. In a dry run it is only reported, unless the limiter is
-    /// closed.
-    pub(crate) fn reject_anonymous(&self, why: RejectReason) -> Result<(), Rejected> {
-        let rejected = Rejected::new(why);
-        if self.shared.limits.overall().dry && !self.is_closed() {
-            let event = Event::WouldReject { rejected };
-            self.shared.home.tell(&AnonymousKey, event);
-            return Ok(());
-        }
-        Err(self.shared.home.report_rejected(rejected, &AnonymousKey))
-    }
-
-    /// Counts a request that passes unlimited. Rejects it if the limiter is closed.
-    pub(crate) fn bypass(&self) -> Result<(), Rejected> {
-        if self.is_closed() {
-            return Err(self.shared.home.reject(RejectReason::Closed, &AnonymousKey));
-        }
-        self.shared.bypassed.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Counts a request that passes unlimited even when the limiter is closed.
-    pub(crate) fn exempt(&self) {
-        self.shared.exempted.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -369,13 +334,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        match self.attempt(Cow::Borrowed(tenant), 0)? {
-            Attempt::Admitted(permit) => Ok(permit),
-            Attempt::Waits(held) => {
-                let rejected = held.reject_full(0, held.gate.word());
-                Err(held.report_rejected(rejected, None))
-            }
-        }
+        self.admit_or_reject(Cow::Borrowed(tenant))
     }
 
     /// Acquires a permit for `tenant`, waiting as the overflow policy allows.
@@ -417,9 +376,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        match self.attempt(Cow::Borrowed(tenant), self.overflow.places())? {
-            Attempt::Admitted(permit) => Ok(permit),
-            Attempt::Waits(held) => Acquire::new(held, self.overflow).await,
+        match self.admit_tenant(Cow::Borrowed(tenant))? {
+            Admission::Admitted(permit) => Ok(permit),
+            Admission::Queue(handle) => Acquire::new(handle, self.overflow).await,
         }
     }
 
@@ -455,38 +414,6 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         Q: Hash + Eq + ?Sized,
     {
         self.stats(tenant).map_or(0, |stats| stats.waiting)
-    }
-
-    /// Acquires a permit for `tenant` if there is room. Otherwise returns whether the request may
-    /// wait in a queue of at most `places` requests.
-    #[inline(always)]
-    pub(crate) fn attempt<Q>(&self, tenant: Cow<'_, Q>, places: usize) -> Result<Attempt, Rejected>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
-        sweeper::ensure(&self.shared);
-        let table = &self.shared.table;
-        let hash = table.hash(&*tenant);
-        // Decided under the lock of the shard: a flood of rejections does not clone the entry.
-        let rejection = |entry: &Entry| entry.rejection(places);
-        let tracked = match table.get_unless(hash, &*tenant, rejection)? {
-            Some(tracked) => {
-                // Dropped before a permit is acquired: if the drop of the key panicked at the end
-                // of the scope, the permit in the return value would be lost.
-                drop(tenant);
-                tracked
-            }
-            None => self.track(hash, tenant.into_owned())?,
-        };
-        attempt(tracked, places)
-    }
-
-    #[cold]
-    fn track(&self, hash: u64, tenant: K) -> Result<Arc<Tracked<K>>, Rejected> {
-        let tracked = self.shared.track(hash, tenant)?;
-        sweeper::ensure(&self.shared);
-        Ok(tracked)
     }
 }
 

@@ -6,9 +6,9 @@ mod tests;
 use std::{any::Any, fmt, ops::Deref, sync, task::Waker, time::Duration};
 
 use crate::{
-    capacity::pool::{Answer, Share, Ticket},
+    capacity::pool::{Share, Ticket},
     gate::{
-        Entered, Gate, Joined,
+        Admitted, Gate, Joined,
         state::{GateState, Rule},
         waiter::Waiter,
     },
@@ -105,24 +105,19 @@ impl Entry {
         self.extra.as_ref().is_some_and(|extra| extra.is_untracked)
     }
 
-    /// Takes a slot if there is room. Returns `None` if there is none and the request may wait in a
-    /// queue of at most `places` requests.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Rejected`] if the request may not wait.
-    pub(crate) fn try_enter(&self, places: usize) -> Result<Option<Entered>, Rejected> {
-        if let Some(share) = self.share() {
-            return match share.try_enter(&self.gate, places) {
-                Answer::Entered(entered) => Ok(Some(entered)),
-                Answer::MayWait => Ok(None),
-                Answer::Rejected(word) => Err(self.reject_full(places, word)),
-            };
+    /// Takes a slot for a request that may queue, or returns the state in which there was none.
+    pub(crate) fn try_admit(&self) -> Result<Admitted, GateState> {
+        match self.share() {
+            Some(share) => share.try_admit(&self.gate),
+            None => self.gate.try_admit(),
         }
-        match self.gate.try_enter() {
-            Ok(entered) => Ok(Some(entered)),
-            Err(word) if word.rejects(places) => Err(self.reject_full(places, word)),
-            Err(_) => Ok(None),
+    }
+
+    /// Takes a slot for a request that may not queue, or returns the state in which it is rejected.
+    pub(crate) fn admit_or_reject(&self) -> Result<Admitted, GateState> {
+        match self.share() {
+            Some(share) => share.admit_or_reject(&self.gate),
+            None => self.gate.try_admit(),
         }
     }
 
@@ -130,8 +125,8 @@ impl Entry {
     /// with a queue of at most `places` requests; `None` if it would have been admitted.
     ///
     /// The requests in flight and queued above the limit count as the queue.
-    pub(crate) fn pretend(&self, places: usize, entered: Entered) -> Option<Event> {
-        let word = entered.word;
+    pub(crate) fn pretend(&self, places: usize, admitted: Admitted) -> Option<Event> {
+        let word = admitted.word;
         if !word.is_dry() {
             return None;
         }
@@ -141,7 +136,7 @@ impl Entry {
             Some(_) if word.limit() == 0 => RejectReason::Paused,
             Some(_) if places == 0 => RejectReason::AtLimit,
             Some(beyond) if beyond >= places => RejectReason::QueueFull,
-            None if !entered.beyond_capacity => return None,
+            None if !admitted.beyond_capacity => return None,
             None if places == 0 => RejectReason::AtCapacity,
             _ => return Some(Event::WouldQueue),
         };
@@ -420,8 +415,8 @@ impl TenantHandle {
 
     /// Reports what enforcement would have decided about an admitted request, in a dry run with a
     /// queue of at most `places` requests.
-    pub(crate) fn note_pretended(&self, places: usize, entered: Entered) {
-        if let Some(event) = self.pretend(places, entered) {
+    pub(crate) fn note_pretended(&self, places: usize, admitted: Admitted) {
+        if let Some(event) = self.pretend(places, admitted) {
             self.note(event);
         }
     }

@@ -38,7 +38,7 @@ fn assert_calm(pool: &Pool<TenantHandle>) {
 fn a_request_that_does_not_wait_begins_no_crowding() {
     let pool = pool(1, 0);
     let (a, b) = (tenant(&pool, 1), tenant(&pool, 1));
-    assert!(matches!(join(&a, 1), Joined::Entered(_)));
+    assert!(matches!(join(&a, 1), Joined::Admitted(_)));
     assert_calm(&pool);
     assert!(matches!(join(&a, 0), Joined::Rejected(_)));
     assert_calm(&pool);
@@ -61,7 +61,7 @@ fn the_crowding_ends_with_the_last_wait_however_that_ends() {
     for end in ways {
         let pool = pool(1, 1);
         let (running, waiting) = (tenant(&pool, 1), tenant(&pool, 1));
-        assert!(running.try_enter(0).is_ok_and(|entered| entered.is_some()));
+        assert!(running.admit_or_reject().is_ok());
         let joined = join(&waiting, 1);
         assert!(!pool.is_uncontended());
         end(&running, &waiting, joined);
