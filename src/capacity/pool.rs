@@ -185,8 +185,8 @@ pub(crate) trait Ticket: Clone + Sized {
     fn gate(&self) -> &Gate;
     /// Returns the share of the tenant in the pool.
     fn share(&self) -> Option<&Share<Self>>;
-    /// Notifies the tenant that one of its waiters was displaced. Called without a lock.
-    fn displaced(&self);
+    /// Wakes a waiter of the tenant that was displaced. Called without a lock.
+    fn displaced(&self, waiter: &Waiter);
 }
 
 /// The slots that all tenants of a limiter share, and the queue for them.
@@ -211,7 +211,8 @@ struct Line<T> {
     fair: Scheduler<T>,
     // When the contention began, in nanoseconds.
     since: u64,
-    // The sum of `waiting` over the gates of all tenants, whenever the lock is free.
+    // The sum of `waiting` over the gates of all tenants, whenever the lock is free. Changed in
+    // `push`, `start` and `remove` only.
     waiting: usize,
     // The largest `waiting`.
     places: usize,
@@ -247,6 +248,28 @@ enum Verdict {
     /// A free slot is due to a waiter, or the tenant has just become full. The caller lets go of
     /// the pool lock, calls [`Pool::serve`], and decides again.
     Owed,
+}
+
+impl<T> Line<T> {
+    /// Adds a waiting request of the member; `open` if its tenant has room below its own limit.
+    fn push(&mut self, id: Id, now: u64, open: bool, ticket: T) {
+        self.waiting += 1;
+        self.fair.wait(id, now, open, ticket);
+    }
+
+    /// Removes a waiting request of the member, which was granted its slots. Returns the ticket of
+    /// the tenant with its last one.
+    fn start(&mut self, id: Id, now: u64, open: bool) -> Option<T> {
+        self.waiting -= 1;
+        self.fair.start(id, now, open)
+    }
+
+    /// Removes `count` waiting requests of the member, which were not granted slots. Returns the
+    /// ticket of the tenant with its last one.
+    fn remove(&mut self, id: Id, now: u64, count: usize) -> Option<T> {
+        self.waiting -= count;
+        self.fair.stop_waiting(id, now, count)
+    }
 }
 
 impl<T: Ticket> Pool<T> {
@@ -361,9 +384,8 @@ impl<T: Ticket> Pool<T> {
             return None;
         }
         share.count_in();
-        let spent = line.fair.start(id, now, ticket.gate().word().has_room());
+        let spent = line.start(id, now, ticket.gate().word().has_room());
         share.sync(line, ticket.gate(), now);
-        line.waiting -= 1;
         self.end_contention(line);
         spent
     }
@@ -570,7 +592,7 @@ impl<T: Ticket> Share<T> {
         if line.waiting >= line.places {
             displaced = self.make_room(&mut line, id, now);
             if displaced.is_none() {
-                line.fair.stop_waiting(id, now, 0);
+                line.remove(id, now, 0);
                 self.pool.end_contention(&mut line);
                 // Before the waker, which is code of the user.
                 drop(line);
@@ -580,13 +602,10 @@ impl<T: Ticket> Share<T> {
             id = self.member(&mut line, gate, 0);
         }
         let waiter = gate.push(waker, now);
-        line.waiting += 1;
-        line.fair
-            .wait(id, now, gate.word().has_room(), ticket.clone());
+        line.push(id, now, gate.word().has_room(), ticket.clone());
         drop(line);
         if let Some((displaced, ticket)) = displaced {
-            displaced.wake();
-            ticket.displaced();
+            ticket.displaced(&displaced);
         }
         Joined::Waiting(waiter, word)
     }
@@ -600,9 +619,8 @@ impl<T: Ticket> Share<T> {
         let (longest, ticket) = line.fair.longest()?;
         let displaced = ticket.gate().displace()?;
         let ticket = ticket.clone();
-        line.waiting -= 1;
         // The last handle is the clone, which is dropped after the lock.
-        drop(line.fair.stop_waiting(longest, now, 1));
+        drop(line.remove(longest, now, 1));
         Some((displaced, ticket))
     }
 
@@ -648,11 +666,9 @@ impl<T: Ticket> Share<T> {
     }
 
     /// Releases the slot of the pool. The caller has released that of the tenant.
-    pub(crate) fn leave(&self, gate: &Gate) {
+    pub(crate) fn release(&self, gate: &Gate) {
         if let Some(owner) = &self.owner {
-            // Release pairs with the Acquire load in `sync` and `Owner::member`. If the slot is
-            // then released without the lock, the pairing in `begin_contention` orders this, too.
-            owner.running.fetch_sub(1, Ordering::AcqRel);
+            owner.count_out();
         }
         if self.pool.try_release_uncontended() {
             return;
@@ -757,9 +773,8 @@ impl<T: Ticket> Share<T> {
     fn stop_waiting(&self, line: &mut Line<T>, gate: &Gate, count: usize) -> Option<T> {
         let now = self.pool.clock.now();
         let id = (*lock(&self.member))?;
-        let spent = line.fair.stop_waiting(id, now, count);
+        let spent = line.remove(id, now, count);
         self.sync(line, gate, now);
-        line.waiting -= count;
         self.pool.end_contention(line);
         spent
     }
@@ -795,11 +810,9 @@ impl<T: Ticket> Share<T> {
         }
         if let Some(owner) = &self.owner {
             if let Some(id) = *lock(&owner.member) {
-                // Pairs with the Release of `count_in` and `leave`. May miss a request that took
-                // its slots and has not been counted; the next step of a tenant of the owner
-                // corrects it.
-                let running = owner.running.load(Ordering::Acquire);
-                line.fair.set_running(id, now, running, true);
+                // May miss a request that took its slots and has not been counted; the next step
+                // of a tenant of the owner corrects it.
+                line.fair.set_running(id, now, owner.running(), true);
             }
         }
     }
@@ -807,8 +820,7 @@ impl<T: Ticket> Share<T> {
     /// Counts a request that has both slots for the owner.
     fn count_in(&self) {
         if let Some(owner) = &self.owner {
-            // Release pairs with the Acquire load in `sync` and `Owner::member`.
-            owner.running.fetch_add(1, Ordering::AcqRel);
+            owner.count_in();
         }
     }
 }
@@ -833,6 +845,28 @@ impl<L: ?Sized> fmt::Debug for Owner<L> {
 }
 
 impl Owner {
+    /// Counts a request of a tenant that has taken both slots.
+    ///
+    /// No guard holds this count: a permit is two words, with no room for one. The release of the
+    /// slot of the pool calls [`count_out`](Self::count_out).
+    fn count_in(&self) {
+        // Release pairs with the Acquire load in `running`.
+        self.running.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Subtracts a request that has released the slot of its tenant.
+    fn count_out(&self) {
+        // Release pairs with the Acquire load in `running`. If the slot of the pool is then
+        // released without the lock, the pairing in `begin_contention` orders this, too.
+        self.running.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Returns how many requests are in flight over all tenants of the owner.
+    fn running(&self) -> usize {
+        // Acquire pairs with the Release of `count_in` and `count_out`.
+        self.running.load(Ordering::Acquire)
+    }
+
     /// Returns the owner's member in the scheduler, and adds it if it has none; see
     /// [`Share::member`].
     fn member<T>(&self, line: &mut Line<T>, admitted: usize) -> Id {
@@ -840,12 +874,9 @@ impl Owner {
         if let Some(id) = member.filter(|id| line.fair.contains(*id)) {
             return id;
         }
-        // Pairs with the Release of `count_in` and `leave`: releases made without the pool lock
-        // before the contention are all seen, through `begin_contention`.
-        let running = self
-            .running
-            .load(Ordering::Acquire)
-            .saturating_sub(admitted);
+        // Releases made without the pool lock before the contention are all seen, through
+        // `begin_contention`.
+        let running = self.running().saturating_sub(admitted);
         let id = line.fair.add_owner(1, running, line.since);
         *member = Some(id);
         id

@@ -180,7 +180,7 @@ fn append(queue: &mut Queue, waker: Waker, since: u64) -> Arc<Waiter> {
 
 impl Gate {
     /// Creates an open gate. With `needs_slow_path`, [`admit_fast`](Self::admit_fast) always fails
-    /// and every [`leave`](Self::leave) asks for a follow-up.
+    /// and every [`release`](Self::release) asks for a follow-up.
     pub(crate) fn new(limit: usize, needs_slow_path: bool) -> Self {
         Self {
             word: AtomicU64::new(GateState::new(limit, needs_slow_path).0),
@@ -188,9 +188,9 @@ impl Gate {
         }
     }
 
-    /// Creates a gate with a limit of 1 whose slot is taken, and with `NEEDS_SLOW_PATH` set, so
-    /// that its release is noticed.
-    pub(crate) fn of_one() -> Self {
+    /// Creates the gate of a stand-in entry, with a limit of 1 and its slot taken. With
+    /// `NEEDS_SLOW_PATH` set, its release asks for a follow-up.
+    pub(crate) fn of_stand_in() -> Self {
         Self {
             word: AtomicU64::new(GateState::new(1, true).admitted().0),
             queue: Mutex::new(Queue::default()),
@@ -201,7 +201,7 @@ impl Gate {
     /// exchange, never on this reading alone.
     #[inline]
     pub(crate) fn word(&self) -> GateState {
-        // Acquire pairs with the Release of every write of the word, `leave` above all: a drain
+        // Acquire pairs with the Release of every write of the word, `release` above all: a drain
         // that reads an idle gate here sees what the requests did.
         GateState(self.word.load(Ordering::Acquire))
     }
@@ -308,7 +308,7 @@ impl Gate {
     /// Releases a slot without the queue lock. Returns `false` if the caller has to follow up:
     /// grant the slot, notify a drain, or release a slot of the shared capacity.
     #[inline]
-    pub(crate) fn leave(&self) -> bool {
+    pub(crate) fn release(&self) -> bool {
         // Release pairs with the Acquire of the exchange that admits the next request, and with the
         // one in `word` by which a drain sees an idle gate. Acquire pairs with the Release of the
         // exchange that added a waiter or set `DRAIN_PENDING`, which this thread then acts on.
@@ -441,7 +441,7 @@ impl Gate {
     /// Replaces the word if it still is `from`; otherwise returns what it is. May fail spuriously.
     #[inline]
     fn exchange(&self, from: GateState, to: GateState) -> Result<(), GateState> {
-        // Acquire pairs with the Release of `leave`: the work of the request whose slot this takes
+        // Acquire pairs with the Release of `release`: the work of the request whose slot this takes
         // happens before. Release pairs with the Acquire of every later write and of `word`.
         // Acquire on failure: the word that is returned decides as one read by `word` does.
         self.word

@@ -177,7 +177,7 @@ impl Drop for Place {
             return;
         };
         if self.leave(&waiter) == Some(WaitOutcome::Granted) {
-            self.held.give_back();
+            self.held.release();
         }
         let waited = self.waited(&waiter);
         self.held.note(Event::Cancelled { waited });

@@ -112,7 +112,7 @@ impl Permit {
         let Some(visit) = visit.downcast::<ObservedPermit>() else {
             return;
         };
-        visit.give_back(Outcome::Expired);
+        visit.release_as(Outcome::Expired);
         if let (Some(bound), Some(holds)) = (&visit.bound, visit.held.home.holds()) {
             holds.expired.fetch_add(1, Ordering::Relaxed);
             bound.wake();
@@ -205,14 +205,10 @@ impl Permit {
         }
     }
 
-    #[cold]
-    fn release_slow(&self) {
-        match self.held.downcast::<ObservedPermit>() {
-            Some(visit) => visit.leave(),
-            None => {
-                self.held.release_slow();
-                self.held.notify_if_idle();
-            }
+    /// Releases the slot of the tenant, if the permit is that of a stand-in.
+    fn release_observed(&self) {
+        if let Some(observed) = self.held.downcast::<ObservedPermit>() {
+            observed.release();
         }
     }
 }
@@ -228,41 +224,66 @@ impl ObservedPermit {
             outcome: AtomicU8::new(COMPLETED),
             bound,
         };
-        let entry = Entry::of_one(std::sync::Arc::clone(&home));
+        let entry = Entry::of_stand_in(std::sync::Arc::clone(&home));
         Arc::new(Node::new(0, entry, tenant)).into()
     }
 
-    fn leave(&self) {
+    fn release(&self) {
         if let (Some(bound), Some(holds)) = (&self.bound, self.held.home.holds()) {
             holds.remove(bound);
             if !bound.end() {
                 return;
             }
         }
-        self.give_back(match self.outcome.load(Ordering::Relaxed) {
+        self.release_as(match self.outcome.load(Ordering::Relaxed) {
             COMPLETED => Outcome::Completed,
             FAILED => Outcome::Failed,
             _ => Outcome::Cancelled,
         });
     }
 
-    fn give_back(&self, outcome: Outcome) {
-        if !self.held.leave() {
-            self.held.release_slow();
-        }
-        self.held.note(Event::Released {
-            outcome,
-            held: self.held.home.held_since(self.since),
+    fn release_as(&self, outcome: Outcome) {
+        self.held.release_and(|| {
+            self.held.note(Event::Released {
+                outcome,
+                held: self.held.home.held_since(self.since),
+            });
         });
-        self.held.notify_if_idle();
     }
 }
 
 impl Drop for Permit {
     #[inline]
     fn drop(&mut self) {
-        if !self.held.leave() {
-            self.release_slow();
-        }
+        self.held.release_and(|| self.release_observed());
+    }
+}
+
+#[cfg(all(test, not(tenant_loom)))]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+    use crate::limiter::TenantLimiter;
+
+    #[test]
+    fn an_observed_permit_is_a_handle_to_a_stand_in_that_is_no_tenant() {
+        let limiter = TenantLimiter::<u64>::new(1).observer(|_: Option<&u64>, _: Event| ());
+        let permit = limiter.try_acquire(&7).unwrap();
+        assert_eq!(size_of_val(&permit), 2 * size_of::<usize>());
+        let observed = permit.visit().unwrap();
+        assert!(!ptr::eq::<Entry>(&*permit.held, &*observed.held));
+        assert!(observed.held.downcast::<ObservedPermit>().is_none());
+        assert_eq!((limiter.tracked(), limiter.in_flight(&7)), (1, 1));
+        drop(permit);
+        assert_eq!((limiter.tracked(), limiter.in_flight(&7)), (1, 0));
+    }
+
+    #[test]
+    fn a_permit_that_is_not_observed_is_a_handle_to_its_tenant() {
+        let limiter = TenantLimiter::<u64>::new(1);
+        let permit = limiter.try_acquire(&7).unwrap();
+        assert!(permit.visit().is_none());
+        assert_eq!(permit.held.gate.word().in_flight(), 1);
     }
 }

@@ -141,7 +141,7 @@ impl<K> Shared<K> {
     where
         K: Hash + Eq,
     {
-        let (Some(share), Some(tenant)) = (tracked.entry.share(), tracked.tenant.key()) else {
+        let (Some(share), Some(tenant)) = (tracked.entry.share(), tracked.payload.key()) else {
             return;
         };
         let mut common = None;
@@ -182,18 +182,18 @@ impl<K> Shared<K> {
         let mut new = Arc::new(Tracked::new(hash, self.entry(share), tenant));
         let mut draft = CachedLimit::default();
         loop {
-            let Some(reading) = new.tenant.key().map(|tenant| self.limits.read(tenant)) else {
+            let Some(reading) = new.payload.key().map(|tenant| self.limits.read(tenant)) else {
                 return Ok(new);
             };
             // Pairs with the Release store in `shut`. A close after this load raises the edition,
             // and `still` fails.
             if self.closed.load(Ordering::Acquire) {
-                return Err(self.home.reject(RejectReason::Closed, &new.tenant));
+                return Err(self.home.reject(RejectReason::Closed, &new.payload));
             }
             let rule = self.prepare(&new, &reading, &mut draft);
             if rule.limit == 0 && !rule.dry {
                 // A paused tenant is not tracked, so that its requests take no room in the table.
-                return Err(self.home.reject(RejectReason::Paused, &new.tenant));
+                return Err(self.home.reject(RejectReason::Paused, &new.payload));
             }
             let still = || self.limits.is_current(reading.edition);
             match self.table.add(&new, still) {
@@ -211,7 +211,7 @@ impl<K> Shared<K> {
                     return Ok(new);
                 }
                 Added::Full => {
-                    return Err(self.home.reject(RejectReason::TableFull, &new.tenant));
+                    return Err(self.home.reject(RejectReason::TableFull, &new.payload));
                 }
                 Added::Stale => {}
             }
@@ -220,7 +220,7 @@ impl<K> Shared<K> {
 
     /// Sets limit, dry run and weight of an entry that is not in the table yet; returns its rule.
     fn prepare(&self, new: &Tracked<K>, reading: &Reading<K>, draft: &mut CachedLimit) -> Rule {
-        let tenant = new.tenant.key();
+        let tenant = new.payload.key();
         let rule = Rule {
             limit: tenant.map_or(0, |tenant| reading.limit(tenant, draft)),
             dry: reading.is_dry(),
@@ -240,7 +240,7 @@ impl<K> Shared<K> {
     where
         K: Hash + Eq,
     {
-        let Some(tenant) = tracked.tenant.key() else {
+        let Some(tenant) = tracked.payload.key() else {
             return;
         };
         let mut draft = CachedLimit::default();
@@ -266,7 +266,7 @@ impl<K> Shared<K> {
     where
         K: Hash + Eq,
     {
-        let Some(tenant) = tracked.tenant.key() else {
+        let Some(tenant) = tracked.payload.key() else {
             return;
         };
         loop {

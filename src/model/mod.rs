@@ -416,8 +416,8 @@ fn close_reaches_a_tenant_that_is_first_tracked() {
 }
 
 /// Releases a permit; `true` if the gate is idle now and a drain waits for that.
-fn leave(gate: &Gate) -> bool {
-    if gate.leave() {
+fn release_of(gate: &Gate) -> bool {
+    if gate.release() {
         return false;
     }
     gate.serve();
@@ -431,7 +431,7 @@ fn the_last_release_notifies_the_drain() {
         assert!(gate.try_admit().is_ok());
         let release = {
             let gate = gate.clone();
-            thread::spawn(move || leave(&gate))
+            thread::spawn(move || release_of(&gate))
         };
         let watches = gate.arm_drain();
         assert_eq!(release.join().unwrap(), watches);
@@ -466,14 +466,14 @@ fn a_gate_is_not_idle_while_a_waiter_is_owed_its_slot() {
         assert!(matches!(joined, Joined::Waiting(..)));
         let release = {
             let gate = gate.clone();
-            thread::spawn(move || leave(&gate))
+            thread::spawn(move || release_of(&gate))
         };
         assert!(gate.arm_drain(), "idle before the waiter had its turn");
         assert!(
             !release.join().unwrap(),
             "told before the waiter had its turn"
         );
-        assert!(leave(&gate));
+        assert!(release_of(&gate));
     });
 }
 

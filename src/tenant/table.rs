@@ -166,7 +166,7 @@ impl<K> Table<K> {
     {
         let mut entries = write(self.shard(new.hash));
         let known = new
-            .tenant
+            .payload
             .key()
             .and_then(|key| find(&entries, new.hash, key));
         if let Some(tracked) = known {
@@ -379,7 +379,7 @@ where
 {
     entries.find(hash, |tracked| {
         let same = |key: &K| key.borrow() == tenant;
-        tracked.hash == hash && tracked.tenant.key().is_some_and(same)
+        tracked.hash == hash && tracked.payload.key().is_some_and(same)
     })
 }
 

@@ -290,7 +290,7 @@ impl Sum {
     }
 
     fn add<K: Clone>(&mut self, tracked: &Tracked<K>) -> Option<TenantSnapshot<K>> {
-        let tenant = tracked.tenant.key()?.clone();
+        let tenant = tracked.payload.key()?.clone();
         let entry = &tracked.entry;
         let word = entry.gate.word();
         let stats = Stats::from(word);

@@ -74,11 +74,10 @@ impl Entry {
         }
     }
 
-    /// Makes a stand-in entry with its single slot taken. It backs an observed permit (see
-    /// [`Permit`](crate::limiter::permit::Permit)), whose release always takes the slow path.
-    pub(crate) fn of_one(home: sync::Arc<LimiterContext>) -> Self {
+    /// Makes a stand-in entry with its single slot taken; see [`Node`].
+    pub(crate) fn of_stand_in(home: sync::Arc<LimiterContext>) -> Self {
         Self {
-            gate: Gate::of_one(),
+            gate: Gate::of_stand_in(),
             extra: None,
             idle_since: AtomicU64::new(0),
             rejections: Backoff::new(),
@@ -202,41 +201,56 @@ impl Entry {
         !self.gate.word().is_idle()
     }
 
-    /// Releases a slot. Returns false if [`release_slow`](Self::release_slow) must be called, since
-    /// a waiter, a drain or the shared capacity has to be notified.
+    /// Releases a slot: hands it to the next waiter, if any, and notifies the drains if the tenant
+    /// is idle.
     #[inline]
-    pub(crate) fn leave(&self) -> bool {
-        self.idle_since.store(0, Ordering::Relaxed);
-        self.gate.leave()
+    pub(crate) fn release(&self) {
+        self.release_and(|| {});
     }
 
-    /// Completes a release: grants the slot to the next waiter, if any.
-    #[cold]
-    pub(crate) fn release_slow(&self) {
-        match self.share() {
-            Some(share) => share.leave(&self.gate),
-            None => self.gate.serve(),
+    /// Releases a slot, and calls `report` between the two steps that may follow: after the next
+    /// waiter is granted the slot, and before a drain is notified.
+    ///
+    /// `report` is called if anything has to follow the release, so always if the entry has an
+    /// observer, a maximum hold time or counters, or is a stand-in.
+    #[inline]
+    pub(crate) fn release_and(&self, report: impl FnOnce()) {
+        self.idle_since.store(0, Ordering::Relaxed);
+        if !self.gate.release() {
+            self.follow_up(report);
         }
     }
 
-    /// Notifies the drains if a drain waits for this gate and the gate is idle.
+    #[cold]
+    fn follow_up(&self, report: impl FnOnce()) {
+        self.then_notify(|| {
+            match self.share() {
+                Some(share) => share.release(&self.gate),
+                None => self.gate.serve(),
+            }
+            report();
+        });
+    }
+
+    /// Runs `change`, which releases a slot or removes waiters, and then notifies the drains if one
+    /// waits for this tenant and it is idle.
     ///
     /// With a shared capacity a tenant may have queued requests and none in flight, so removing its
     /// last waiter must notify the drains, too.
-    pub(crate) fn notify_if_idle(&self) {
+    fn then_notify<R>(&self, change: impl FnOnce() -> R) -> R {
+        let result = change();
         if self.gate.disarm_drain() {
             self.home.notify_idle();
         }
+        result
     }
 
     /// Removes `waiter` from the queue. Returns false if its wait was decided already.
     pub(crate) fn abandon(&self, waiter: &Arc<Waiter>) -> bool {
-        let abandoned = match self.share() {
+        self.then_notify(|| match self.share() {
             Some(share) => share.abandon(&self.gate, waiter),
             None => self.gate.abandon(waiter),
-        };
-        self.notify_if_idle();
-        abandoned
+        })
     }
 
     /// Changes the limit, if `still` returns true under the lock that every waiter takes.
@@ -260,9 +274,7 @@ impl Entry {
         still: impl FnOnce() -> bool,
     ) -> bool {
         if let Some(share) = self.share() {
-            let changed = share.change(&self.gate, change, still);
-            self.notify_if_idle();
-            return changed;
+            return self.then_notify(|| share.change(&self.gate, change, still));
         }
         let Some(rejected) = self.gate.change(change, still) else {
             return false;
@@ -274,11 +286,10 @@ impl Entry {
 
     /// Rejects all queued and all new requests.
     pub(crate) fn close(&self) {
-        match self.share() {
+        self.then_notify(|| match self.share() {
             Some(share) => share.close(&self.gate),
             None => self.gate.close().wake(),
-        }
-        self.notify_if_idle();
+        });
     }
 
     /// Rejects all new requests. Queued requests are still admitted.
@@ -346,24 +357,33 @@ fn told(reason: RejectReason, word: GateState) -> Rejected {
 /// The entry of a tenant in the table.
 pub(crate) type Tracked<K> = Node<Tenant<K>>;
 
-/// An entry and its payload in one allocation: the key of a tenant, or the state of an observed
-/// permit.
+/// An entry and its payload in one allocation.
+///
+/// The payload of the entry of a tenant is its key. A permit is a [`TenantHandle`], one pointer to
+/// such a node, and its release is that of the entry: one subtraction and one test.
+///
+/// A permit that is observed, or has a maximum hold time, has a state of its own, such as the
+/// outcome of its request. That state is the payload of a *stand-in* node, and the permit is a
+/// handle to that node in place of the one of its tenant. So a permit is two words, which are
+/// passed in registers, whether it is observed or not. The entry of a stand-in belongs to no
+/// tenant and is in no table. Its single slot is taken and it needs the slow path, so its release
+/// has a follow-up, in which the permit finds the payload and releases the slot of the tenant.
 #[derive(Debug)]
 pub(crate) struct Node<T: ?Sized> {
     pub(crate) hash: u64,
     // How many references are those of a `Look`. Changed under the lock of the shard.
     pub(crate) looks: AtomicUsize,
     pub(crate) entry: Entry,
-    pub(crate) tenant: T,
+    pub(crate) payload: T,
 }
 
 impl<T> Node<T> {
-    pub(crate) fn new(hash: u64, entry: Entry, tenant: T) -> Self {
+    pub(crate) fn new(hash: u64, entry: Entry, payload: T) -> Self {
         Self {
             hash,
             looks: AtomicUsize::new(0),
             entry,
-            tenant,
+            payload,
         }
     }
 }
@@ -371,7 +391,7 @@ impl<T> Node<T> {
 impl<T: 'static> Node<T> {
     /// Reports an event of the tenant itself to the observer.
     pub(crate) fn tell(&self, event: Event) {
-        self.entry.home.tell(&self.tenant, event);
+        self.entry.home.tell(&self.payload, event);
     }
 }
 
@@ -391,7 +411,7 @@ type Erased = sync::Arc<dyn Erase + Send + Sync>;
 #[cfg(tenant_loom)]
 trait Erase {
     fn entry(&self) -> &Entry;
-    fn tenant(&self) -> &dyn Any;
+    fn payload(&self) -> &dyn Any;
 }
 
 impl TenantHandle {
@@ -402,14 +422,6 @@ impl TenantHandle {
         match self.share() {
             Some(share) => share.join(&self.gate, places, waker, self),
             None => self.gate.join(places, waker, self.home.now()),
-        }
-    }
-
-    /// Releases a slot whose admission was not reported.
-    pub(crate) fn give_back(&self) {
-        if !self.leave() {
-            self.release_slow();
-            self.notify_if_idle();
         }
     }
 
@@ -456,8 +468,8 @@ impl Ticket for TenantHandle {
         Entry::share(self)
     }
 
-    fn displaced(&self) {
-        self.notify_if_idle();
+    fn displaced(&self, waiter: &Waiter) {
+        self.then_notify(|| waiter.wake());
     }
 }
 
@@ -473,11 +485,11 @@ impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for TenantHandle {
 impl TenantHandle {
     /// Returns the payload, if it is a `T`.
     pub(crate) fn downcast<T: Any>(&self) -> Option<&T> {
-        self.0.tenant.downcast_ref()
+        self.0.payload.downcast_ref()
     }
 
     fn tell(&self, event: Event) {
-        self.home.tell(&self.0.tenant, event);
+        self.home.tell(&self.0.payload, event);
     }
 }
 
@@ -497,8 +509,8 @@ impl<T: Send + Sync + 'static> Erase for Arc<Node<T>> {
         &self.entry
     }
 
-    fn tenant(&self) -> &dyn Any {
-        &self.tenant
+    fn payload(&self) -> &dyn Any {
+        &self.payload
     }
 }
 
@@ -512,11 +524,11 @@ impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for TenantHandle {
 #[cfg(tenant_loom)]
 impl TenantHandle {
     pub(crate) fn downcast<T: Any>(&self) -> Option<&T> {
-        self.0.tenant().downcast_ref()
+        self.0.payload().downcast_ref()
     }
 
     fn tell(&self, event: Event) {
-        self.home.tell(self.0.tenant(), event);
+        self.home.tell(self.0.payload(), event);
     }
 }
 

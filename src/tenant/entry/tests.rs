@@ -50,7 +50,7 @@ fn a_request_that_does_not_wait_begins_no_crowding() {
 fn the_crowding_ends_with_the_last_wait_however_that_ends() {
     type Way = fn(&TenantHandle, &TenantHandle, Joined);
     let ways: [Way; 4] = [
-        |running, _, _| running.give_back(),
+        |running, _, _| running.release(),
         |_, waiting, joined| match joined {
             Joined::Waiting(waiter, _) => assert!(waiting.abandon(&waiter)),
             _ => panic!("it waits"),
