@@ -110,7 +110,7 @@ impl Place {
             Joined::Waiting(waiter, word) => {
                 self.waiter = Some(waiter);
                 self.arrival = Some(word);
-                self.held.note(Event::Queued);
+                self.held.report(Event::Queued);
                 return Poll::Pending;
             }
             Joined::Rejected(word) => self.held.reject_full(places, word),
@@ -127,7 +127,7 @@ impl Place {
 
     /// Returns how long the wait has lasted.
     fn waited(&self, waiter: &Waiter) -> Duration {
-        self.held.home.elapsed(waiter.since)
+        self.held.context.elapsed(waiter.since)
     }
 
     /// Ends the wait because its time is up. A permit that was granted meanwhile is kept.
@@ -180,6 +180,6 @@ impl Drop for Place {
             self.held.release();
         }
         let waited = self.waited(&waiter);
-        self.held.note(Event::Cancelled { waited });
+        self.held.report(Event::Cancelled { waited });
     }
 }

@@ -25,13 +25,10 @@ use std::{
 use crate::{
     extract::{NoTenant, missing::MissingTenant},
     limiter::{TenantLimiter, permit::Permit, sweeper},
-    observe::Event,
+    observe::{Event, TenantRef},
     rejected::{RejectReason, Rejected},
-    tenant::entry::{Entry, Node, TenantHandle, Tracked},
-    util::{
-        key::AnonymousKey,
-        sync::{Arc, Ordering},
-    },
+    tenant::entry::{Entry, Node, Payload, TenantHandle, Tracked},
+    util::sync::{Arc, Ordering},
 };
 
 /// The decision about a request that is not rejected.
@@ -106,7 +103,10 @@ impl<K> TenantLimiter<K> {
     /// Counts a request that passes unlimited. Rejects it if the limiter is closed.
     fn bypass(&self) -> Result<(), Rejected> {
         if self.is_closed() {
-            return Err(self.shared.home.reject(RejectReason::Closed, &AnonymousKey));
+            return Err(self
+                .shared
+                .context
+                .reject(RejectReason::Closed, TenantRef::none()));
         }
         self.shared.bypassed.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -118,10 +118,13 @@ impl<K> TenantLimiter<K> {
         let rejected = Rejected::new(why);
         if self.shared.limits.overall().dry && !self.is_closed() {
             let event = Event::WouldReject { rejected };
-            self.shared.home.tell(&AnonymousKey, event);
+            self.shared.context.report(TenantRef::none(), event);
             return Ok(());
         }
-        Err(self.shared.home.report_rejected(rejected, &AnonymousKey))
+        Err(self
+            .shared
+            .context
+            .report_rejected(rejected, TenantRef::none()))
     }
 }
 
@@ -185,7 +188,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
 #[inline(always)]
 fn admit_entry<T>(node: Arc<Node<T>>, places: usize) -> Result<Admission<Permit>, Rejected>
 where
-    T: Send + Sync + 'static,
+    T: Payload,
 {
     match admit_fast(node) {
         Ok(permit) => Ok(Admission::Admitted(permit)),
@@ -197,7 +200,7 @@ where
 #[inline(always)]
 fn admit_fast<T>(node: Arc<Node<T>>) -> Result<Permit, TenantHandle>
 where
-    T: Send + Sync + 'static,
+    T: Payload,
 {
     match node.entry.gate.admit_fast() {
         true => Ok(Permit::of_taken(node.into())),

@@ -181,11 +181,11 @@ impl<K> TenantLimiter<K> {
     /// Waits for each tenant in turn. Returns false if all were idle already.
     async fn drain_once(&self) -> bool {
         let anonymous = &self.shared.anonymous().entry.gate;
-        let mut waited = self.shared.home.idle(anonymous).await;
+        let mut waited = self.shared.context.idle(anonymous).await;
         for shard in 0..self.shared.table.shards() {
             // One at a time, so that tenants that become idle meanwhile may be evicted.
             while let [busy] = &*self.shared.table.find(shard, Entry::is_busy) {
-                waited |= self.shared.home.idle(&busy.entry.gate).await;
+                waited |= self.shared.context.idle(&busy.entry.gate).await;
             }
         }
         waited

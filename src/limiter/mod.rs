@@ -129,7 +129,7 @@ impl<K> TenantLimiter<K> {
     pub fn capacity(self, capacity: impl Into<Capacity<K>>) -> Self {
         let capacity = capacity.into();
         let slots = capacity.slots();
-        let clock = sync::Arc::clone(&self.shared.home.clock);
+        let clock = sync::Arc::clone(&self.shared.context.clock);
         let pool = Pool::new(slots, capacity.places(), clock);
         let common = SharedCapacity {
             pool: sync::Arc::new(pool),
@@ -164,7 +164,7 @@ impl<K> TenantLimiter<K> {
         let Some(watch) = Observers::new(observer) else {
             return self;
         };
-        if self.is_in_use() || !self.shared.home.set_observer(watch) {
+        if self.is_in_use() || !self.shared.context.set_observer(watch) {
             panic!("`observer` must be called once, before the first request");
         }
         self
@@ -226,7 +226,7 @@ impl<K> TenantLimiter<K> {
         reason = "a mistake in the program, found when it starts"
     )]
     pub fn max_hold(self, max: impl Into<MaxHold>) -> Self {
-        if self.is_in_use() || !self.shared.home.bound(max.into(), Permit::expire) {
+        if self.is_in_use() || !self.shared.context.bound(max.into(), Permit::expire) {
             panic!("`max_hold` must be called once, before the first request");
         }
         self
@@ -236,7 +236,7 @@ impl<K> TenantLimiter<K> {
     #[must_use]
     pub fn expired(&self) -> u64 {
         let expired = |holds: &Holds| holds.expired.load(Ordering::Relaxed);
-        self.shared.home.holds().map_or(0, expired)
+        self.shared.context.holds().map_or(0, expired)
     }
 
     /// Returns whether there are entries. An entry is built for the settings at that time, so they
@@ -299,7 +299,7 @@ impl<K> TenantLimiter<K> {
     where
         K: 'static,
     {
-        let now = || self.shared.home.now();
+        let now = || self.shared.context.now();
         (0..self.shared.table.shards())
             .map(|shard| self.shared.table.sweep(shard, now, ttl).evicted)
             .sum()

@@ -14,11 +14,11 @@ use crate::{
     gate::state::Rule,
     limiter::sweeper::{Sweep, Sweeper},
     limits::{CachedLimit, EffectiveLimits, Limits, Reading},
-    observe::Event,
+    observe::{Event, TenantRef},
     rejected::{RejectReason, Rejected},
     tenant::{
-        context::LimiterContext,
-        entry::{Counts, Entry, Optional, TenantHandle, Tracked},
+        context::{Counts, LimiterContext},
+        entry::{Entry, Node, Optional, TenantHandle, Tracked},
         table::{Added, Look, Table},
     },
     util::{
@@ -31,7 +31,7 @@ use crate::{
 /// The state that all handles of a limiter share.
 pub(crate) struct Shared<K> {
     pub(crate) table: Table<K>,
-    pub(crate) home: sync::Arc<LimiterContext>,
+    pub(crate) context: sync::Arc<LimiterContext>,
     pub(crate) sweeper: Sweeper,
     pub(crate) limits: EffectiveLimits<K>,
     pub(crate) capacity: OnceLock<SharedCapacity<K>>,
@@ -39,7 +39,7 @@ pub(crate) struct Shared<K> {
     pub(crate) counts: AtomicBool,
     // The entry of requests without a tenant. Not in the table, so that it cannot collide with the
     // key of a tenant. Made at first use, so that it gets its share of a capacity set before.
-    pub(crate) anonymous: OnceLock<Arc<Tracked<AnonymousKey>>>,
+    pub(crate) anonymous: OnceLock<Arc<Node<AnonymousKey>>>,
     pub(crate) bypassed: AtomicU64,
     pub(crate) exempted: AtomicU64,
     pub(crate) closed: AtomicBool,
@@ -55,7 +55,7 @@ impl<K> Shared<K> {
     pub(crate) fn new(limits: Limits<K>) -> Self {
         Self {
             table: Table::new(),
-            home: sync::Arc::new(LimiterContext::new()),
+            context: sync::Arc::new(LimiterContext::new()),
             sweeper: Sweeper::new(),
             limits: EffectiveLimits::new(limits),
             capacity: OnceLock::new(),
@@ -67,7 +67,7 @@ impl<K> Shared<K> {
         }
     }
 
-    pub(crate) fn anonymous(&self) -> &Arc<Tracked<AnonymousKey>> {
+    pub(crate) fn anonymous(&self) -> &Arc<Node<AnonymousKey>> {
         self.anonymous.get().unwrap_or_else(|| {
             let anonymous = self.anonymous.get_or_init(|| self.make_anonymous());
             self.update_anonymous_limit(anonymous);
@@ -75,7 +75,7 @@ impl<K> Shared<K> {
         })
     }
 
-    fn make_anonymous(&self) -> Arc<Tracked<AnonymousKey>> {
+    fn make_anonymous(&self) -> Arc<Node<AnonymousKey>> {
         let share = self.capacity.get().map(|common| {
             let pool = sync::Arc::clone(&common.pool);
             Share::new(pool, 1, None)
@@ -84,10 +84,10 @@ impl<K> Shared<K> {
         // Another thread may use the entry before `update_anonymous_limit` has run.
         let (_, rule) = self.anonymous_rule();
         entry.set_limit(rule, || true);
-        Arc::new(Tracked::new(0, entry, Tenant::new(AnonymousKey)))
+        Arc::new(Node::new(entry, AnonymousKey))
     }
 
-    pub(crate) fn update_anonymous_limit(&self, anonymous: &Tracked<AnonymousKey>) {
+    pub(crate) fn update_anonymous_limit(&self, anonymous: &Node<AnonymousKey>) {
         loop {
             let (edition, rule) = self.anonymous_rule();
             if anonymous
@@ -124,7 +124,10 @@ impl<K> Shared<K> {
 
     fn entry(&self, share: Option<Share<TenantHandle>>) -> Entry {
         let counts = self.counts.load(Ordering::Relaxed).then(Counts::default);
-        Entry::new(Optional::new(share, counts), sync::Arc::clone(&self.home))
+        Entry::new(
+            Optional::new(share, counts),
+            sync::Arc::clone(&self.context),
+        )
     }
 
     /// Makes the share of a new tenant, with the weight of [`Capacity::weights`].
@@ -141,7 +144,7 @@ impl<K> Shared<K> {
     where
         K: Hash + Eq,
     {
-        let (Some(share), Some(tenant)) = (tracked.entry.share(), tracked.payload.key()) else {
+        let (Some(share), Some(tenant)) = (tracked.entry.share(), tracked.key()) else {
             return;
         };
         let mut common = None;
@@ -179,27 +182,31 @@ impl<K> Shared<K> {
         // wrapper, which contains a panic of that drop.
         let tenant = Tenant::new(tenant);
         let share = tenant.key().and_then(|tenant| self.share_of(tenant));
-        let mut new = Arc::new(Tracked::new(hash, self.entry(share), tenant));
+        let mut new = Arc::new(Tracked::of_tenant(tenant, hash, self.entry(share)));
         let mut draft = CachedLimit::default();
         loop {
-            let Some(reading) = new.payload.key().map(|tenant| self.limits.read(tenant)) else {
+            let Some(reading) = new.key().map(|tenant| self.limits.read(tenant)) else {
                 return Ok(new);
             };
             // Pairs with the Release store in `shut`. A close after this load raises the edition,
             // and `still` fails.
             if self.closed.load(Ordering::Acquire) {
-                return Err(self.home.reject(RejectReason::Closed, &new.payload));
+                return Err(self
+                    .context
+                    .reject(RejectReason::Closed, TenantRef::of(&new.payload.tenant)));
             }
             let rule = self.prepare(&new, &reading, &mut draft);
             if rule.limit == 0 && !rule.dry {
                 // A paused tenant is not tracked, so that its requests take no room in the table.
-                return Err(self.home.reject(RejectReason::Paused, &new.payload));
+                return Err(self
+                    .context
+                    .reject(RejectReason::Paused, TenantRef::of(&new.payload.tenant)));
             }
             let still = || self.limits.is_current(reading.edition);
             match self.table.add(&new, still) {
                 Added::Tracked(tracked) => {
                     if Arc::ptr_eq(&tracked, &new) {
-                        tracked.tell(Event::Tracked);
+                        tracked.report(Event::Tracked);
                     }
                     return Ok(tracked);
                 }
@@ -211,7 +218,9 @@ impl<K> Shared<K> {
                     return Ok(new);
                 }
                 Added::Full => {
-                    return Err(self.home.reject(RejectReason::TableFull, &new.payload));
+                    return Err(self
+                        .context
+                        .reject(RejectReason::TableFull, TenantRef::of(&new.payload.tenant)));
                 }
                 Added::Stale => {}
             }
@@ -220,7 +229,7 @@ impl<K> Shared<K> {
 
     /// Sets limit, dry run and weight of an entry that is not in the table yet; returns its rule.
     fn prepare(&self, new: &Tracked<K>, reading: &Reading<K>, draft: &mut CachedLimit) -> Rule {
-        let tenant = new.payload.key();
+        let tenant = new.key();
         let rule = Rule {
             limit: tenant.map_or(0, |tenant| reading.limit(tenant, draft)),
             dry: reading.is_dry(),
@@ -240,7 +249,7 @@ impl<K> Shared<K> {
     where
         K: Hash + Eq,
     {
-        let Some(tenant) = tracked.payload.key() else {
+        let Some(tenant) = tracked.key() else {
             return;
         };
         let mut draft = CachedLimit::default();
@@ -266,7 +275,7 @@ impl<K> Shared<K> {
     where
         K: Hash + Eq,
     {
-        let Some(tenant) = tracked.payload.key() else {
+        let Some(tenant) = tracked.key() else {
             return;
         };
         loop {
@@ -289,7 +298,8 @@ impl<K: Send + Sync + 'static> Sweep for Shared<K> {
     }
 
     fn give_up(&self) {
-        self.home.tell(&AnonymousKey, Event::EvictorStopped);
+        self.context
+            .report(TenantRef::none(), Event::EvictorStopped);
     }
 
     fn shards(&self) -> usize {
@@ -298,7 +308,9 @@ impl<K: Send + Sync + 'static> Sweep for Shared<K> {
 
     fn sweep(&self, shard: usize) -> usize {
         let ttl = self.sweeper.evictor().ttl();
-        self.table.sweep(shard, || self.home.now(), ttl).looked_at
+        self.table
+            .sweep(shard, || self.context.now(), ttl)
+            .looked_at
     }
 }
 

@@ -164,11 +164,10 @@ impl<K> Table<K> {
     where
         K: Eq,
     {
-        let mut entries = write(self.shard(new.hash));
+        let mut entries = write(self.shard(new.payload.hash));
         let known = new
-            .payload
             .key()
-            .and_then(|key| find(&entries, new.hash, key));
+            .and_then(|key| find(&entries, new.payload.hash, key));
         if let Some(tracked) = known {
             return Added::Tracked(Arc::clone(tracked));
         }
@@ -178,7 +177,9 @@ impl<K> Table<K> {
         if !self.count_one_more() {
             return Added::Full;
         }
-        entries.insert_unique(new.hash, Arc::clone(new), |tracked| tracked.hash);
+        entries.insert_unique(new.payload.hash, Arc::clone(new), |tracked| {
+            tracked.payload.hash
+        });
         Added::Tracked(Arc::clone(new))
     }
 
@@ -241,7 +242,7 @@ impl<K> Table<K> {
         // Pairs with the load in `len`: seen late, it costs one sweep of an empty table.
         self.len.fetch_sub(1, Ordering::SeqCst);
         drop(entries);
-        evicted.tell(Event::Evicted);
+        evicted.report(Event::Evicted);
         true
     }
 
@@ -264,7 +265,7 @@ impl<K> Table<K> {
         // Dropped after the lock is released, since the drop of a key is user code.
         let expired = self.evict_expired(&mut write(shard), now, ttl);
         for tracked in &expired {
-            tracked.tell(Event::Evicted);
+            tracked.report(Event::Evicted);
         }
         let evicted = expired.len();
         Swept { looked_at, evicted }
@@ -283,7 +284,7 @@ impl<K> Table<K> {
         // Pairs with the load in `len`, as in `evict_at`.
         self.len.fetch_sub(evicted.len(), Ordering::SeqCst);
         if entries.capacity() > KEPT_CAPACITY.max(2 * entries.len()) {
-            entries.shrink_to(entries.len(), |tracked| tracked.hash);
+            entries.shrink_to(entries.len(), |tracked| tracked.payload.hash);
         }
         evicted
     }
@@ -329,7 +330,7 @@ impl<'t, K> Look<'t, K> {
         K: 'e,
     {
         let look = |tracked: &Arc<Tracked<K>>| {
-            tracked.looks.fetch_add(1, Ordering::Relaxed);
+            tracked.payload.looks.fetch_add(1, Ordering::Relaxed);
             Arc::clone(tracked)
         };
         let entries = entries.into_iter().map(look).collect();
@@ -348,7 +349,7 @@ impl<K> Deref for Look<'_, K> {
 impl<K> Drop for Look<'_, K> {
     fn drop(&mut self) {
         let let_go = |tracked: Arc<Tracked<K>>| {
-            tracked.looks.fetch_sub(1, Ordering::Relaxed);
+            tracked.payload.looks.fetch_sub(1, Ordering::Relaxed);
             into_inner(tracked)
         };
         // `looks` and the strong count change under the lock, so that `is_unused`, which holds it
@@ -379,7 +380,7 @@ where
 {
     entries.find(hash, |tracked| {
         let same = |key: &K| key.borrow() == tenant;
-        tracked.hash == hash && tracked.payload.key().is_some_and(same)
+        tracked.payload.hash == hash && tracked.key().is_some_and(same)
     })
 }
 
@@ -390,7 +391,7 @@ fn is_unused<K>(tracked: &mut Arc<Tracked<K>>) -> bool {
     if Arc::get_mut(tracked).is_some() {
         return true;
     }
-    let looks = tracked.looks.load(Ordering::Relaxed);
+    let looks = tracked.payload.looks.load(Ordering::Relaxed);
     let is_unused = looks > 0 && Arc::strong_count(tracked) == 1 + looks;
     // Pairs with the Release decrement in the drop of the last `Arc` of a request: what the request
     // wrote to the entry happens before its eviction. `strong_count` is a Relaxed load.

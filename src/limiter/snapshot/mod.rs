@@ -7,7 +7,10 @@ use std::{cmp::Reverse, time::Duration};
 use crate::{
     gate::state::GateState,
     limiter::{TenantLimiter, snapshot::fair_share::FairShares, state::Shared, stats::Stats},
-    tenant::entry::{Counts, Entry, Tracked},
+    tenant::{
+        context::Counts,
+        entry::{Entry, Tracked},
+    },
     util::sync::Ordering,
 };
 
@@ -164,7 +167,7 @@ impl<K> TenantLimiter<K> {
             anonymous: sum.anonymous,
             closed: self.is_closed(),
             dry_run: self.shared.limits.overall().dry,
-            would_have_rejected: self.shared.home.would_reject.load(Ordering::Relaxed),
+            would_have_rejected: self.shared.context.would_reject.load(Ordering::Relaxed),
             tenants,
         }
     }
@@ -272,7 +275,7 @@ impl Sum {
         let counts = shared.counts.load(Ordering::Relaxed).then_some(0);
         let limit = shared.limits.overall().missing;
         let mut sum = Self {
-            now: shared.home.now(),
+            now: shared.context.now(),
             in_flight: 0,
             waiting: 0,
             admitted: counts,
@@ -290,7 +293,7 @@ impl Sum {
     }
 
     fn add<K: Clone>(&mut self, tracked: &Tracked<K>) -> Option<TenantSnapshot<K>> {
-        let tenant = tracked.payload.key()?.clone();
+        let tenant = tracked.key()?.clone();
         let entry = &tracked.entry;
         let word = entry.gate.word();
         let stats = Stats::from(word);
@@ -303,7 +306,7 @@ impl Sum {
             dry_run: word.is_dry(),
             in_flight: stats.in_flight,
             waiting: stats.waiting,
-            oldest_wait: oldest.map(|since| entry.home.elapsed(since)),
+            oldest_wait: oldest.map(|since| entry.context.elapsed(since)),
             weight: entry.share().map(|share| share.weight() as usize),
             share: None,
             admitted,

@@ -12,11 +12,14 @@ use crate::{
         state::{GateState, Rule},
         waiter::Waiter,
     },
-    observe::Event,
+    observe::{Event, TenantRef},
     rejected::{RejectReason, Rejected},
-    tenant::{context::LimiterContext, holds},
+    tenant::{
+        context::{Counts, LimiterContext},
+        holds,
+    },
     util::{
-        key::Tenant,
+        key::{AnonymousKey, Tenant},
         retry_after::{Backoff, Hint},
         sync::{Arc, AtomicU64, AtomicUsize, Ordering},
     },
@@ -32,7 +35,7 @@ pub(crate) struct Entry {
     // release.
     idle_since: AtomicU64,
     rejections: Backoff,
-    pub(crate) home: sync::Arc<LimiterContext>,
+    pub(crate) context: sync::Arc<LimiterContext>,
 }
 
 /// The parts of an entry that depend on the settings of the limiter.
@@ -54,34 +57,27 @@ impl Optional {
     }
 }
 
-/// How many requests of the tenant have been admitted and rejected since it became tracked.
-#[derive(Debug, Default)]
-pub(crate) struct Counts {
-    pub(crate) admitted: AtomicU64,
-    pub(crate) rejected: AtomicU64,
-}
-
 impl Entry {
     /// Makes the entry of a tenant. Its limit is 0, so it is paused until a limit is set.
-    pub(crate) fn new(extra: Optional, home: sync::Arc<LimiterContext>) -> Self {
+    pub(crate) fn new(extra: Optional, context: sync::Arc<LimiterContext>) -> Self {
         let extra = (extra.share.is_some() || extra.counts.is_some()).then(|| Box::new(extra));
         Self {
-            gate: Gate::new(0, extra.is_some() || home.needs_slow_path()),
+            gate: Gate::new(0, extra.is_some() || context.needs_slow_path()),
             extra,
             idle_since: AtomicU64::new(0),
             rejections: Backoff::new(),
-            home,
+            context,
         }
     }
 
     /// Makes a stand-in entry with its single slot taken; see [`Node`].
-    pub(crate) fn of_stand_in(home: sync::Arc<LimiterContext>) -> Self {
+    pub(crate) fn of_stand_in(context: sync::Arc<LimiterContext>) -> Self {
         Self {
             gate: Gate::of_stand_in(),
             extra: None,
             idle_since: AtomicU64::new(0),
             rejections: Backoff::new(),
-            home,
+            context,
         }
     }
 
@@ -139,7 +135,7 @@ impl Entry {
             None if places == 0 => RejectReason::AtCapacity,
             _ => return Some(Event::WouldQueue),
         };
-        let hint = self.rejections.hint(&self.home.clock);
+        let hint = self.rejections.hint(&self.context.clock);
         let rejected = told(reason, word).with_retry_after(hint.spread());
         Some(Event::WouldReject { rejected })
     }
@@ -159,13 +155,14 @@ impl Entry {
 
     #[cold]
     fn reject_unobserved(&self, places: usize, word: GateState) -> Option<Rejected> {
-        if self.home.has_observer() {
+        if self.context.has_observer() {
             return None;
         }
-        if let Some(counts) = self.counts() {
-            counts.rejected.fetch_add(1, Ordering::Relaxed);
-        }
-        Some(self.reject_full(places, word))
+        let rejected = self.reject_full(places, word);
+        let waited = None;
+        self.context
+            .count(self.counts(), Event::Rejected { rejected, waited });
+        Some(rejected)
     }
 
     /// Rejects a request that found neither room nor one of `places` in the queue, for the reason
@@ -240,7 +237,7 @@ impl Entry {
     fn then_notify<R>(&self, change: impl FnOnce() -> R) -> R {
         let result = change();
         if self.gate.disarm_drain() {
-            self.home.notify_idle();
+            self.context.notify_idle();
         }
         result
     }
@@ -299,7 +296,7 @@ impl Entry {
 
     /// Rejects a request for `reason`, unless `word` shows a stronger one.
     pub(crate) fn reject(&self, reason: RejectReason, word: GateState) -> Rejected {
-        holds::ensure(&self.home);
+        holds::ensure(&self.context);
         let reason = if word.is_closed() {
             RejectReason::Closed
         } else if word.is_paused() {
@@ -313,7 +310,7 @@ impl Entry {
     /// Counts a rejection for the tenant, or for the shared capacity if that is the reason; returns
     /// the larger of their hints.
     fn hint(&self, reason: RejectReason) -> Hint {
-        let clock = &self.home.clock;
+        let clock = &self.context.clock;
         match self.share().map(Share::rejections) {
             None => self.rejections.reject(clock),
             Some(all) if reason.is_of_capacity() => {
@@ -355,7 +352,7 @@ fn told(reason: RejectReason, word: GateState) -> Rejected {
 }
 
 /// The entry of a tenant in the table.
-pub(crate) type Tracked<K> = Node<Tenant<K>>;
+pub(crate) type Tracked<K> = Node<TrackedKey<K>>;
 
 /// An entry and its payload in one allocation.
 ///
@@ -370,28 +367,70 @@ pub(crate) type Tracked<K> = Node<Tenant<K>>;
 /// has a follow-up, in which the permit finds the payload and releases the slot of the tenant.
 #[derive(Debug)]
 pub(crate) struct Node<T: ?Sized> {
-    pub(crate) hash: u64,
-    // How many references are those of a `Look`. Changed under the lock of the shard.
-    pub(crate) looks: AtomicUsize,
     pub(crate) entry: Entry,
     pub(crate) payload: T,
 }
 
-impl<T> Node<T> {
-    pub(crate) fn new(hash: u64, entry: Entry, payload: T) -> Self {
-        Self {
-            hash,
-            looks: AtomicUsize::new(0),
-            entry,
-            payload,
-        }
+/// What a [`Node`] has beside its entry.
+pub(crate) trait Payload: Any + Send + Sync {
+    /// Returns the tenant that events are reported of.
+    fn tenant(&self) -> TenantRef<'_> {
+        TenantRef::none()
+    }
+
+    /// Returns itself if the node is a stand-in.
+    fn stand_in(&self) -> Option<&dyn Any> {
+        None
     }
 }
 
-impl<T: 'static> Node<T> {
+/// The payload of a tenant in the table.
+#[derive(Debug)]
+pub(crate) struct TrackedKey<K> {
+    pub(crate) tenant: Tenant<K>,
+    pub(crate) hash: u64,
+    // How many references are those of a `Look`. Changed under the lock of the shard.
+    pub(crate) looks: AtomicUsize,
+}
+
+impl<K: Send + Sync + 'static> Payload for TrackedKey<K> {
+    fn tenant(&self) -> TenantRef<'_> {
+        TenantRef::of(&self.tenant)
+    }
+}
+
+/// The payload of the entry of all requests without a tenant.
+impl Payload for AnonymousKey {}
+
+impl<T> Node<T> {
+    pub(crate) fn new(entry: Entry, payload: T) -> Self {
+        Self { entry, payload }
+    }
+}
+
+impl<K> Tracked<K> {
+    pub(crate) fn of_tenant(tenant: Tenant<K>, hash: u64, entry: Entry) -> Self {
+        let looks = AtomicUsize::new(0);
+        let payload = TrackedKey {
+            tenant,
+            hash,
+            looks,
+        };
+        Self::new(entry, payload)
+    }
+
+    /// Returns the key of the tenant, which is `Some` until the drop.
+    #[inline]
+    pub(crate) fn key(&self) -> Option<&K> {
+        self.payload.tenant.key()
+    }
+}
+
+impl<K: 'static> Tracked<K> {
     /// Reports an event of the tenant itself to the observer.
-    pub(crate) fn tell(&self, event: Event) {
-        self.entry.home.tell(&self.payload, event);
+    pub(crate) fn report(&self, event: Event) {
+        let tenant = TenantRef::of(&self.payload.tenant);
+        self.entry.context.report(tenant, event);
     }
 }
 
@@ -402,7 +441,7 @@ impl<T: 'static> Node<T> {
 pub(crate) struct TenantHandle(Erased);
 
 #[cfg(not(tenant_loom))]
-type Erased = Arc<Node<dyn Any + Send + Sync>>;
+type Erased = Arc<Node<dyn Payload>>;
 
 // loom's `Arc` does not coerce to an unsized type.
 #[cfg(tenant_loom)]
@@ -411,17 +450,17 @@ type Erased = sync::Arc<dyn Erase + Send + Sync>;
 #[cfg(tenant_loom)]
 trait Erase {
     fn entry(&self) -> &Entry;
-    fn payload(&self) -> &dyn Any;
+    fn payload(&self) -> &dyn Payload;
 }
 
 impl TenantHandle {
     /// Takes a slot, or joins the queue of at most `places` requests, or is rejected.
     pub(crate) fn join(&self, places: usize, waker: &Waker) -> Joined {
-        holds::ensure(&self.home);
+        holds::ensure(&self.context);
         // A shared capacity reads the clock under its own lock.
         match self.share() {
             Some(share) => share.join(&self.gate, places, waker, self),
-            None => self.gate.join(places, waker, self.home.now()),
+            None => self.gate.join(places, waker, self.context.now()),
         }
     }
 
@@ -429,33 +468,25 @@ impl TenantHandle {
     /// queue of at most `places` requests.
     pub(crate) fn note_pretended(&self, places: usize, admitted: Admitted) {
         if let Some(event) = self.pretend(places, admitted) {
-            self.note(event);
+            self.report(event);
         }
     }
 
     /// Counts an event of a request, and reports it to the observer.
-    pub(crate) fn note(&self, event: Event) {
-        if let Some(counts) = self.counts() {
-            counts.note(event);
-        }
-        self.tell(event);
+    pub(crate) fn report(&self, event: Event) {
+        self.context
+            .report_counted(self.counts(), self.payload().tenant(), event);
+    }
+
+    /// Returns the payload of a stand-in, if it is a `T`.
+    pub(crate) fn stand_in<T: Any>(&self) -> Option<&T> {
+        self.payload().stand_in()?.downcast_ref()
     }
 
     /// Counts and reports a rejection, and returns it.
     pub(crate) fn report_rejected(&self, rejected: Rejected, waited: Option<Duration>) -> Rejected {
-        self.note(Event::Rejected { rejected, waited });
+        self.report(Event::Rejected { rejected, waited });
         rejected
-    }
-}
-
-impl Counts {
-    fn note(&self, event: Event) {
-        let count = match event {
-            Event::Admitted { .. } => &self.admitted,
-            Event::Rejected { .. } => &self.rejected,
-            _ => return,
-        };
-        count.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -474,7 +505,7 @@ impl Ticket for TenantHandle {
 }
 
 #[cfg(not(tenant_loom))]
-impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for TenantHandle {
+impl<T: Payload> From<Arc<Node<T>>> for TenantHandle {
     #[inline]
     fn from(node: Arc<Node<T>>) -> Self {
         Self(node)
@@ -483,13 +514,8 @@ impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for TenantHandle {
 
 #[cfg(not(tenant_loom))]
 impl TenantHandle {
-    /// Returns the payload, if it is a `T`.
-    pub(crate) fn downcast<T: Any>(&self) -> Option<&T> {
-        self.0.payload.downcast_ref()
-    }
-
-    fn tell(&self, event: Event) {
-        self.home.tell(&self.0.payload, event);
+    fn payload(&self) -> &dyn Payload {
+        &self.0.payload
     }
 }
 
@@ -504,18 +530,18 @@ impl Deref for TenantHandle {
 }
 
 #[cfg(tenant_loom)]
-impl<T: Send + Sync + 'static> Erase for Arc<Node<T>> {
+impl<T: Payload> Erase for Arc<Node<T>> {
     fn entry(&self) -> &Entry {
         &self.entry
     }
 
-    fn payload(&self) -> &dyn Any {
+    fn payload(&self) -> &dyn Payload {
         &self.payload
     }
 }
 
 #[cfg(tenant_loom)]
-impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for TenantHandle {
+impl<T: Payload> From<Arc<Node<T>>> for TenantHandle {
     fn from(node: Arc<Node<T>>) -> Self {
         Self(sync::Arc::new(node))
     }
@@ -523,12 +549,8 @@ impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for TenantHandle {
 
 #[cfg(tenant_loom)]
 impl TenantHandle {
-    pub(crate) fn downcast<T: Any>(&self) -> Option<&T> {
-        self.0.payload().downcast_ref()
-    }
-
-    fn tell(&self, event: Event) {
-        self.home.tell(self.0.payload(), event);
+    fn payload(&self) -> &dyn Payload {
+        self.0.payload()
     }
 }
 

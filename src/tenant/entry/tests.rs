@@ -23,7 +23,7 @@ fn tenant(pool: &sync::Arc<Pool<TenantHandle>>, limit: usize) -> TenantHandle {
     let entry = Entry::new(extra, sync::Arc::new(LimiterContext::new()));
     entry.set_limit(limit, || true);
     let tenant = Tenant::new(());
-    Arc::new(Tracked::new(0, entry, tenant)).into()
+    Arc::new(Tracked::of_tenant(tenant, 0, entry)).into()
 }
 
 fn join(tenant: &TenantHandle, places: usize) -> Joined {
