@@ -308,8 +308,8 @@ impl<T: Ticket> Pool<T> {
         lock(&self.line).waiting
     }
 
-    /// Changes the capacity, and whether it is a dry run, if `still` holds under the pool lock.
-    /// Returns whether it holds.
+    /// Changes the capacity, and whether it is a dry run, if `is_current` holds under the pool
+    /// lock. Returns whether it holds.
     ///
     /// A lower capacity takes effect as requests are released, before any waiter enters. At the
     /// start of a dry run the waiters stay; the change of each tenant admits them.
@@ -317,10 +317,10 @@ impl<T: Ticket> Pool<T> {
         &self,
         capacity: usize,
         pretended: bool,
-        still: impl FnOnce() -> bool,
+        is_current: impl FnOnce() -> bool,
     ) -> bool {
         let line = lock(&self.line);
-        if !still() {
+        if !is_current() {
             return false;
         }
         self.update(|level| Some(level.with_capacity(capacity)));
@@ -693,15 +693,15 @@ impl<T: Ticket> Share<T> {
     }
 
     /// Changes the limit of the tenant, and wakes all waiters that this rejects or admits. Returns
-    /// whether `still` held under the locks. See [`Gate::change`].
+    /// whether `is_current` held under the locks. See [`Gate::change`].
     pub(crate) fn change(
         &self,
         gate: &Gate,
         change: impl Fn(GateState) -> GateState,
-        still: impl FnOnce() -> bool,
+        is_current: impl FnOnce() -> bool,
     ) -> bool {
         let mut line = lock(&self.pool.line);
-        let Some(rejected) = gate.change(change, still) else {
+        let Some(rejected) = gate.change(change, is_current) else {
             return false;
         };
         let released = self.release_dry(gate);
@@ -753,10 +753,10 @@ impl<T: Ticket> Share<T> {
         rejected.wake();
     }
 
-    /// Changes the weight if `still` holds under the pool lock. Returns whether it holds.
-    pub(crate) fn set_weight(&self, weight: usize, still: impl FnOnce() -> bool) -> bool {
+    /// Changes the weight if `is_current` holds under the pool lock. Returns whether it holds.
+    pub(crate) fn set_weight(&self, weight: usize, is_current: impl FnOnce() -> bool) -> bool {
         let mut line = lock(&self.pool.line);
-        if !still() {
+        if !is_current() {
             return false;
         }
         // Relaxed: `member` reads it under the same lock.

@@ -152,6 +152,9 @@ pub(crate) enum Joined {
     Rejected(GateState),
 }
 
+/// The condition of a change that rests on no reading of settings.
+pub(crate) const ALWAYS: fn() -> bool = || true;
+
 /// Waiters that were removed from the queue as rejected and have not been woken.
 #[derive(Debug, Default)]
 #[must_use = "they have to be woken"]
@@ -341,20 +344,20 @@ impl Gate {
         true
     }
 
-    /// Changes the limit, or whether it is a dry run, if `still` holds under the queue lock.
+    /// Changes the limit, or whether it is a dry run, if `is_current` holds under the queue lock.
     ///
-    /// Returns `None` if `still` does not hold. Otherwise returns the waiters that this rejects,
-    /// which are all if the gate is paused now. The caller wakes them and then calls
+    /// Returns `None` if `is_current` does not hold. Otherwise returns the waiters that this
+    /// rejects, which are all if the gate is paused now. The caller wakes them and then calls
     /// [`serve`](Self::serve), for there may be more room.
     ///
     /// A lower limit takes effect as requests are released, before any waiter is admitted.
     pub(crate) fn change(
         &self,
         change: impl Fn(GateState) -> GateState,
-        still: impl FnOnce() -> bool,
+        is_current: impl FnOnce() -> bool,
     ) -> Option<RejectedWaiters> {
         let queue = self.lock();
-        if !still() {
+        if !is_current() {
             return None;
         }
         // Limit and `DRY` change under this lock only, so the answer still holds at the exchange.

@@ -11,7 +11,7 @@ use crate::{
         Capacity,
         pool::{Pool, Share},
     },
-    gate::state::Rule,
+    gate::{ALWAYS, state::Rule},
     limiter::sweeper::{Sweep, Sweeper},
     limits::{CachedLimit, EffectiveLimits, Limits, Reading},
     observe::{Event, TenantRef},
@@ -83,20 +83,15 @@ impl<K> Shared<K> {
         let entry = self.entry(share);
         // Another thread may use the entry before `update_anonymous_limit` has run.
         let (_, rule) = self.anonymous_rule();
-        entry.set_limit(rule, || true);
+        entry.set_limit(rule, ALWAYS);
         Arc::new(Node::new(entry, AnonymousKey))
     }
 
     pub(crate) fn update_anonymous_limit(&self, anonymous: &Node<AnonymousKey>) {
-        loop {
-            let (edition, rule) = self.anonymous_rule();
-            if anonymous
-                .entry
-                .set_limit(rule, || self.limits.is_current(edition))
-            {
-                return;
-            }
-        }
+        self.apply_current(
+            || self.anonymous_rule(),
+            |rule, is_current| anonymous.entry.set_limit(*rule, is_current),
+        );
     }
 
     fn anonymous_rule(&self) -> (u64, Rule) {
@@ -105,7 +100,7 @@ impl<K> Shared<K> {
             limit: overall.missing,
             dry: overall.dry,
         };
-        (overall.edition, rule)
+        (overall.version, rule)
     }
 
     /// Puts the current capacity in force, and whether it is in dry run.
@@ -113,13 +108,13 @@ impl<K> Shared<K> {
         let Some(common) = self.capacity.get() else {
             return;
         };
-        loop {
-            let now = self.limits.overall();
-            let still = || self.limits.is_current(now.edition);
-            if common.pool.set(now.capacity, now.dry, still) {
-                return;
-            }
-        }
+        let overall = || {
+            let overall = self.limits.overall();
+            (overall.version, overall)
+        };
+        self.apply_current(overall, |overall, is_current| {
+            common.pool.set(overall.capacity, overall.dry, is_current)
+        });
     }
 
     fn entry(&self, share: Option<Share<TenantHandle>>) -> Entry {
@@ -147,17 +142,14 @@ impl<K> Shared<K> {
         let (Some(share), Some(tenant)) = (tracked.entry.share(), tracked.key()) else {
             return;
         };
-        let mut common = None;
-        loop {
-            let reading = self.limits.read(tenant);
+        let mut cached = None;
+        self.apply_current_of(tenant, |reading, is_current| {
             let weight = reading.own.weight.unwrap_or_else(|| {
                 let weigh = |common: &SharedCapacity<K>| common.capacity.weight_of(tenant);
-                *common.get_or_insert_with(|| self.capacity.get().map_or(1, weigh))
+                *cached.get_or_insert_with(|| self.capacity.get().map_or(1, weigh))
             });
-            if share.set_weight(weight, || self.limits.is_current(reading.edition)) {
-                return;
-            }
-        }
+            share.set_weight(weight, is_current)
+        });
     }
 
     /// Returns a [`Look`] at the entry of a tenant; empty if it is not tracked.
@@ -183,27 +175,27 @@ impl<K> Shared<K> {
         let tenant = Tenant::new(tenant);
         let share = tenant.key().and_then(|tenant| self.share_of(tenant));
         let mut new = Arc::new(Tracked::of_tenant(tenant, hash, self.entry(share)));
-        let mut draft = CachedLimit::default();
+        let mut cached = CachedLimit::default();
         loop {
             let Some(reading) = new.key().map(|tenant| self.limits.read(tenant)) else {
                 return Ok(new);
             };
-            // Pairs with the Release store in `shut`. A close after this load raises the edition,
-            // and `still` fails.
+            // Pairs with the Release store in `shut`. A close after this load raises the version,
+            // and `is_current` fails.
             if self.closed.load(Ordering::Acquire) {
                 return Err(self
                     .context
                     .reject(RejectReason::Closed, TenantRef::of(&new.payload.tenant)));
             }
-            let rule = self.prepare(&new, &reading, &mut draft);
+            let rule = self.prepare(&new, &reading, &mut cached);
             if rule.limit == 0 && !rule.dry {
                 // A paused tenant is not tracked, so that its requests take no room in the table.
                 return Err(self
                     .context
                     .reject(RejectReason::Paused, TenantRef::of(&new.payload.tenant)));
             }
-            let still = || self.limits.is_current(reading.edition);
-            match self.table.add(&new, still) {
+            let is_current = || self.limits.is_current(reading.version);
+            match self.table.add(&new, is_current) {
                 Added::Tracked(tracked) => {
                     if Arc::ptr_eq(&tracked, &new) {
                         tracked.report(Event::Tracked);
@@ -228,15 +220,15 @@ impl<K> Shared<K> {
     }
 
     /// Sets limit, dry run and weight of an entry that is not in the table yet; returns its rule.
-    fn prepare(&self, new: &Tracked<K>, reading: &Reading<K>, draft: &mut CachedLimit) -> Rule {
+    fn prepare(&self, new: &Tracked<K>, reading: &Reading<K>, cached: &mut CachedLimit) -> Rule {
         let tenant = new.key();
         let rule = Rule {
-            limit: tenant.map_or(0, |tenant| reading.limit(tenant, draft)),
+            limit: tenant.map_or(0, |tenant| reading.limit(tenant, cached)),
             dry: reading.is_dry(),
         };
-        new.entry.set_limit(rule, || true);
+        new.entry.set_limit(rule, ALWAYS);
         if let (Some(share), Some(weight)) = (new.entry.share(), reading.own.weight) {
-            share.set_weight(weight, || true);
+            share.set_weight(weight, ALWAYS);
         }
         rule
     }
@@ -252,21 +244,19 @@ impl<K> Shared<K> {
         let Some(tenant) = tracked.key() else {
             return;
         };
-        let mut draft = CachedLimit::default();
-        loop {
-            let reading = self.limits.read(tenant);
-            let (mut panic, mut limit) = (FirstPanic::default(), None);
-            panic.catch(|| limit = Some(reading.limit(tenant, &mut draft)));
-            let still = || self.limits.is_current(reading.edition);
+        let mut cached = CachedLimit::default();
+        let mut panic = FirstPanic::default();
+        self.apply_current_of(tenant, |reading, is_current| {
+            let mut limit = None;
+            panic = FirstPanic::default();
+            panic.catch(|| limit = Some(reading.limit(tenant, &mut cached)));
             let dry = reading.is_dry();
-            let set = match limit {
-                Some(limit) => tracked.entry.set_limit(Rule { limit, dry }, still),
-                None => tracked.entry.set_dry(dry, still),
-            };
-            if set {
-                return panic.resume();
+            match limit {
+                Some(limit) => tracked.entry.set_limit(Rule { limit, dry }, is_current),
+                None => tracked.entry.set_dry(dry, is_current),
             }
-        }
+        });
+        panic.resume();
     }
 
     /// Puts in force whether the limit of a tenant is enforced or in dry run. The limit does not
@@ -278,13 +268,42 @@ impl<K> Shared<K> {
         let Some(tenant) = tracked.key() else {
             return;
         };
+        self.apply_current_of(tenant, |reading, is_current| {
+            tracked.entry.set_dry(reading.is_dry(), is_current)
+        });
+    }
+
+    /// Reads settings with their version, and puts what follows from them in force, until no change
+    /// has come in between.
+    ///
+    /// `apply` gets a condition to check under the lock of what it changes, and returns whether the
+    /// condition held.
+    fn apply_current<R>(
+        &self,
+        read: impl Fn() -> (u64, R),
+        mut apply: impl FnMut(&R, &dyn Fn() -> bool) -> bool,
+    ) {
         loop {
-            let reading = self.limits.read(tenant);
-            let still = || self.limits.is_current(reading.edition);
-            if tracked.entry.set_dry(reading.is_dry(), still) {
+            let (version, reading) = read();
+            if apply(&reading, &|| self.limits.is_current(version)) {
                 return;
             }
         }
+    }
+
+    /// The same with the settings of one tenant.
+    fn apply_current_of(
+        &self,
+        tenant: &K,
+        apply: impl FnMut(&Reading<K>, &dyn Fn() -> bool) -> bool,
+    ) where
+        K: Hash + Eq,
+    {
+        let read = || {
+            let reading = self.limits.read(tenant);
+            (reading.version, reading)
+        };
+        self.apply_current(read, apply);
     }
 }
 

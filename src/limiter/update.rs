@@ -370,11 +370,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// Updates each tracked tenant. Resumes the first panic of `update` after all are updated.
     fn update_all(&self, update: impl Fn(&Tracked<K>)) {
         let mut panic = FirstPanic::default();
-        for entries in self.shared.table.entries() {
-            for tracked in entries.iter() {
-                panic.catch(|| update(tracked));
-            }
-        }
+        self.shared
+            .table
+            .for_each(|tracked| panic.catch(|| update(tracked)));
         panic.resume();
     }
 

@@ -148,9 +148,9 @@ impl<K> TenantLimiter<K> {
         let capacity = self.capacity_stats();
         let mut sum = Sum::of(&self.shared);
         let mut tenants = Vec::with_capacity(self.tracked());
-        for entries in self.shared.table.entries() {
-            tenants.extend(entries.iter().filter_map(|tracked| sum.add(tracked)));
-        }
+        self.shared
+            .table
+            .for_each(|tracked| tenants.extend(sum.add(tracked)));
         if let Some(capacity) = capacity {
             sum.claims.divide(capacity.limit, &mut tenants);
         }

@@ -8,7 +8,7 @@ use std::{any::Any, fmt, ops::Deref, sync, task::Waker, time::Duration};
 use crate::{
     capacity::pool::{Share, Ticket},
     gate::{
-        Admitted, Gate, Joined,
+        ALWAYS, Admitted, Gate, Joined,
         state::{GateState, Rule},
         waiter::Waiter,
     },
@@ -93,7 +93,7 @@ impl Entry {
     pub(crate) fn mark_untracked(&mut self) {
         self.extra.get_or_insert_default().is_untracked = true;
         // The fast path fails at a limit of 0, so `pretend` gets to report the full table.
-        self.gate.change(GateState::without_limit, || true);
+        self.gate.change(GateState::without_limit, ALWAYS);
     }
 
     fn is_untracked(&self) -> bool {
@@ -250,30 +250,34 @@ impl Entry {
         })
     }
 
-    /// Changes the limit, if `still` returns true under the lock that every waiter takes.
+    /// Changes the limit, if `is_current` returns true under the lock that every waiter takes.
     ///
-    /// Returns false, and changes nothing, if `still` returns false. After the limit is lowered,
-    /// queued requests are admitted only once the tenant is below it. An enforced limit of 0
-    /// rejects all queued requests.
-    pub(crate) fn set_limit(&self, rule: impl Into<Rule>, still: impl FnOnce() -> bool) -> bool {
+    /// Returns false, and changes nothing, if `is_current` returns false. After the limit is
+    /// lowered, queued requests are admitted only once the tenant is below it. An enforced limit of
+    /// 0 rejects all queued requests.
+    pub(crate) fn set_limit(
+        &self,
+        rule: impl Into<Rule>,
+        is_current: impl FnOnce() -> bool,
+    ) -> bool {
         let rule = rule.into();
-        self.change(|word| word.with_rule(rule), still)
+        self.change(|word| word.with_rule(rule), is_current)
     }
 
     /// Changes whether the limit is in dry run, under the same condition. The limit stays the same.
-    pub(crate) fn set_dry(&self, dry: bool, still: impl FnOnce() -> bool) -> bool {
-        self.change(|word| word.with_dry(dry), still)
+    pub(crate) fn set_dry(&self, dry: bool, is_current: impl FnOnce() -> bool) -> bool {
+        self.change(|word| word.with_dry(dry), is_current)
     }
 
     fn change(
         &self,
         change: impl Fn(GateState) -> GateState,
-        still: impl FnOnce() -> bool,
+        is_current: impl FnOnce() -> bool,
     ) -> bool {
         if let Some(share) = self.share() {
-            return self.then_notify(|| share.change(&self.gate, change, still));
+            return self.then_notify(|| share.change(&self.gate, change, is_current));
         }
-        let Some(rejected) = self.gate.change(change, still) else {
+        let Some(rejected) = self.gate.change(change, is_current) else {
             return false;
         };
         rejected.wake();

@@ -5,7 +5,7 @@ use std::{sync, task::Waker};
 use super::{Entry, Optional, TenantHandle, Tracked};
 use crate::{
     capacity::pool::{Pool, Share},
-    gate::Joined,
+    gate::{ALWAYS, Joined},
     tenant::context::LimiterContext,
     util::{clock::Clock, key::Tenant, sync::Arc},
 };
@@ -21,7 +21,7 @@ fn tenant(pool: &sync::Arc<Pool<TenantHandle>>, limit: usize) -> TenantHandle {
         ..Optional::default()
     };
     let entry = Entry::new(extra, sync::Arc::new(LimiterContext::new()));
-    entry.set_limit(limit, || true);
+    entry.set_limit(limit, ALWAYS);
     let tenant = Tenant::new(());
     Arc::new(Tracked::of_tenant(tenant, 0, entry)).into()
 }
@@ -55,7 +55,7 @@ fn the_crowding_ends_with_the_last_wait_however_that_ends() {
             Joined::Waiting(waiter, _) => assert!(waiting.abandon(&waiter)),
             _ => panic!("it waits"),
         },
-        |_, waiting, _| assert!(waiting.set_limit(0, || true)),
+        |_, waiting, _| assert!(waiting.set_limit(0, ALWAYS)),
         |_, waiting, _| waiting.close(),
     ];
     for end in ways {
