@@ -70,6 +70,7 @@ table! {
     Event = Event: Send Sync Unpin Copy Debug;
     Evictor = Evictor: Send Sync Unpin Copy Debug;
     Exempt = Exempt<FromHeader, Predicate>: Send Sync Unpin Clone Debug;
+    Figures = Figures: Send Sync Unpin Copy Debug;
     FromExtension = FromExtension<Cell<u8>>: Send Sync Unpin Clone Debug;
     FromHeader = FromHeader: Send Sync Unpin Clone Debug;
     FromHost = FromHost: Send Sync Unpin Clone Debug;
@@ -98,6 +99,7 @@ table! {
     TenantConcurrencyLayer = Layer<Http>: Send Sync Unpin Clone Debug;
     TenantLimiter = TenantLimiter<String>: Send Sync Unpin Clone Debug;
     TenantSnapshot = TenantSnapshot<String>: Send Sync Unpin Clone Debug;
+    Totals = Totals: Send Sync Unpin Copy Debug;
     TryBorrowed = TryBorrowed<fn(&String) -> Result<&str, NoTenant>, str>: Send Sync Unpin Clone Debug;
 }
 

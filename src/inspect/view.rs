@@ -81,12 +81,18 @@ impl<K> Inspect<K> {
             Some(column) => self.called(top_of(&found, query.top, column)),
             None => self.first(found, query.top),
         };
-        let shown = |(name, row): &(String, &TenantSnapshot<K>)| row.with_tenant(Shown::of(name));
+        let shown = |(name, row): &(String, &TenantSnapshot<K>)| TenantSnapshot {
+            tenant: Shown::of(name),
+            figures: row.figures,
+        };
         let tenants = rows.iter().map(shown).collect();
         serde_json::to_string(&View {
             writable: self.writable,
             matched,
-            snapshot: snapshot.with_tenants(tenants),
+            snapshot: Snapshot {
+                totals: snapshot.totals,
+                tenants,
+            },
         })
     }
 
