@@ -54,7 +54,7 @@ impl RejectReason {
         }
     }
 
-    /// All reasons, in the order of declaration, so that `reason as usize` is the index of each.
+    /// All reasons.
     #[cfg(feature = "metrics")]
     pub(crate) const ALL: [Self; 11] = [
         Self::AtLimit,

@@ -110,6 +110,9 @@ const CAPACITY: u32 = 32;
 // A request waits, or is about to.
 const CONTENDED: u64 = 1 << 63;
 
+/// The weight of every owner.
+const OWNER_WEIGHT: u32 = 1;
+
 /// The largest weight of a tenant. Larger weights are clamped.
 const MAX_WEIGHT: usize = 1 << 20;
 
@@ -877,7 +880,7 @@ impl Owner {
         // Releases made without the pool lock before the contention are all seen, through
         // `begin_contention`.
         let running = self.running().saturating_sub(admitted);
-        let id = line.fair.add_owner(1, running, line.since);
+        let id = line.fair.add_owner(OWNER_WEIGHT, running, line.since);
         *member = Some(id);
         id
     }

@@ -182,11 +182,12 @@ fn append(queue: &mut Queue, waker: Waker, since: u64) -> Arc<Waiter> {
 }
 
 impl Gate {
-    /// Creates an open gate. With `needs_slow_path`, [`admit_fast`](Self::admit_fast) always fails
-    /// and every [`release`](Self::release) asks for a follow-up.
-    pub(crate) fn new(limit: usize, needs_slow_path: bool) -> Self {
+    /// Creates a gate with a limit of 0, which is paused until a limit is set. With
+    /// `needs_slow_path`, [`admit_fast`](Self::admit_fast) always fails and every
+    /// [`release`](Self::release) asks for a follow-up.
+    pub(crate) fn new(needs_slow_path: bool) -> Self {
         Self {
-            word: AtomicU64::new(GateState::new(limit, needs_slow_path).0),
+            word: AtomicU64::new(GateState::new(0, needs_slow_path).0),
             queue: Mutex::new(Queue::default()),
         }
     }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     inspect::{
         Inspect,
-        query::{Query, fold},
+        query::{Query, Sort, fold},
     },
     limiter::snapshot::{Snapshot, TenantSnapshot, top_of},
 };
@@ -78,8 +78,8 @@ impl<K> Inspect<K> {
         let found: Vec<_> = snapshot.tenants.iter().filter(found).collect();
         let matched = found.len();
         let rows = match query.sort {
-            Some(column) => self.called(top_of(&found, query.top, column)),
-            None => self.first(found, query.top),
+            Sort::Figure(column) => self.called(top_of(&found, query.top, column)),
+            Sort::Name => self.first(found, query.top),
         };
         let shown = |(name, row): &(String, &TenantSnapshot<K>)| TenantSnapshot {
             tenant: Shown::of(name),

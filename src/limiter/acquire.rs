@@ -105,7 +105,7 @@ impl Place {
         let rejected = match self.held.join(places, cx.waker()) {
             Joined::Admitted(admitted) => {
                 self.held.note_pretended(places, admitted);
-                return Poll::Ready(Ok(Permit::admitted(self.held.clone(), None)));
+                return Poll::Ready(Ok(Permit::admitted(self.held.clone())));
             }
             Joined::Waiting(waiter, word) => {
                 self.waiter = Some(waiter);
@@ -153,7 +153,7 @@ impl Place {
         if let Some(word) = self.arrival {
             self.held.note_pretended(places, word.into());
         }
-        Permit::admitted(self.held.clone(), waited)
+        Permit::admitted_after(self.held.clone(), waited)
     }
 
     /// Ends the wait with a rejection.

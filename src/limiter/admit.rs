@@ -14,8 +14,8 @@
 //! 5. The slow path: if there is no slot, the request may queue, or it is rejected for the reason
 //!    that the state of the gate shows.
 //!
-//! A request that may queue does so in [`Acquire`](crate::limiter::acquire::Acquire), which checks
-//! once more under the lock of the queue.
+//! A request that may queue does so in [`Acquire`], which checks once more under the lock of the
+//! queue.
 
 use std::{
     borrow::{Borrow, Cow},
@@ -24,7 +24,7 @@ use std::{
 
 use crate::{
     extract::{NoTenant, missing::MissingTenant},
-    limiter::{TenantLimiter, permit::Permit, sweeper},
+    limiter::{TenantLimiter, acquire::Acquire, permit::Permit, sweeper},
     observe::{Event, TenantRef},
     rejected::{RejectReason, Rejected},
     tenant::entry::{Entry, Node, Payload, TenantHandle, Tracked},
@@ -67,6 +67,11 @@ impl<K> TenantLimiter<K> {
         })
     }
 
+    /// Returns the future of a request that may [queue](Admission::Queue).
+    pub(crate) fn queue(&self, handle: TenantHandle) -> Acquire {
+        Acquire::new(handle, self.overflow)
+    }
+
     /// Decides about a request without a usable tenant. `None` if it is admitted without a permit.
     fn admit_without_tenant(
         &self,
@@ -97,7 +102,7 @@ impl<K> TenantLimiter<K> {
     /// Decides about a request without a tenant that counts against the limit of all of them.
     fn admit_anonymous(&self) -> Result<Admission<Permit>, Rejected> {
         let anonymous = Arc::clone(self.shared.anonymous());
-        admit_entry(anonymous, self.policy().places())
+        admit_entry(anonymous, self.overflow.places())
     }
 
     /// Counts a request that passes unlimited. Rejects it if the limiter is closed.
@@ -136,7 +141,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let places = self.policy().places();
+        let places = self.overflow.places();
         admit_entry(self.entry_of(tenant, places)?, places)
     }
 
@@ -216,7 +221,7 @@ fn admit_or_queue(handle: TenantHandle, places: usize) -> Result<Admission<Permi
     match handle.try_admit() {
         Ok(admitted) => {
             handle.note_pretended(places, admitted);
-            Ok(Admission::Admitted(Permit::admitted(handle, None)))
+            Ok(Admission::Admitted(Permit::admitted(handle)))
         }
         Err(word) if word.rejects(places) => {
             let rejected = handle.reject_full(places, word);
@@ -231,7 +236,7 @@ fn admit_or_reject(handle: TenantHandle) -> Result<Permit, Rejected> {
     match handle.admit_or_reject() {
         Ok(admitted) => {
             handle.note_pretended(0, admitted);
-            Ok(Permit::admitted(handle, None))
+            Ok(Permit::admitted(handle))
         }
         Err(word) => {
             let rejected = handle.reject_full(0, word);

@@ -28,7 +28,6 @@ use std::{
 use crate::{
     capacity::{Capacity, pool::Pool},
     limiter::{
-        acquire::Acquire,
         admit::Admission,
         state::{Shared, SharedCapacity},
     },
@@ -305,10 +304,6 @@ impl<K> TenantLimiter<K> {
             .sum()
     }
 
-    pub(crate) fn policy(&self) -> Overflow {
-        self.overflow
-    }
-
     pub(crate) fn set_anonymous_limit(&self, limit: usize) {
         self.shared.limits.set_missing(limit);
         if let Some(anonymous) = self.shared.anonymous.get() {
@@ -378,7 +373,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     {
         match self.admit_tenant(Cow::Borrowed(tenant))? {
             Admission::Admitted(permit) => Ok(permit),
-            Admission::Queue(handle) => Acquire::new(handle, self.overflow).await,
+            Admission::Queue(handle) => self.queue(handle).await,
         }
     }
 

@@ -56,8 +56,13 @@ impl Permit {
         Self { held }
     }
 
-    /// Wraps a slot that is taken already, and reports [`Event::Admitted`].
-    pub(crate) fn admitted(held: TenantHandle, waited: Option<Duration>) -> Self {
+    /// Wraps a slot that is taken already, and reports that the request was admitted at once.
+    pub(crate) fn admitted(held: TenantHandle) -> Self {
+        Self::admitted_after(held, None)
+    }
+
+    /// Wraps a slot that is taken already, and reports that the request was admitted after a wait.
+    pub(crate) fn admitted_after(held: TenantHandle, waited: Option<Duration>) -> Self {
         let since = held.context.starts_hold();
         held.report(Event::Admitted { waited });
         if !held.context.needs_slow_path() {

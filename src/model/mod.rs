@@ -20,7 +20,7 @@ use std::{
 use loom::{future::block_on, sync::Arc, thread};
 
 use crate::{
-    gate::{Gate, Joined},
+    gate::{ALWAYS, Gate, Joined},
     limiter::{TenantLimiter, overflow::Overflow, permit::Permit},
     rejected::{RejectReason, Rejected},
 };
@@ -415,6 +415,15 @@ fn close_reaches_a_tenant_that_is_first_tracked() {
     });
 }
 
+/// A gate with a limit of 1 whose slot is taken.
+fn gate_of_one() -> Gate {
+    let gate = Gate::new(false);
+    let changed = gate.change(|state| state.with_rule(1.into()), ALWAYS);
+    assert!(changed.is_some_and(|rejected| rejected.len() == 0));
+    assert!(gate.try_admit().is_ok());
+    gate
+}
+
 /// Releases a permit; `true` if the gate is idle now and a drain waits for that.
 fn release_of(gate: &Gate) -> bool {
     if gate.release() {
@@ -427,8 +436,7 @@ fn release_of(gate: &Gate) -> bool {
 #[test]
 fn the_last_release_notifies_the_drain() {
     explore(|| {
-        let gate = Arc::new(Gate::new(1, false));
-        assert!(gate.try_admit().is_ok());
+        let gate = Arc::new(gate_of_one());
         let release = {
             let gate = gate.clone();
             thread::spawn(move || release_of(&gate))
@@ -460,8 +468,7 @@ fn drain_ends_when_the_last_request_has_left() {
 #[test]
 fn a_gate_is_not_idle_while_a_waiter_is_owed_its_slot() {
     explore(|| {
-        let gate = Arc::new(Gate::new(1, false));
-        assert!(gate.try_admit().is_ok());
+        let gate = Arc::new(gate_of_one());
         let joined = gate.join(1, Waker::noop(), 0);
         assert!(matches!(joined, Joined::Waiting(..)));
         let release = {

@@ -13,7 +13,7 @@ use crate::{
         Hold, ProblemJson, rejection,
         slot::{Slot, end},
     },
-    limiter::{TenantLimiter, acquire::Acquire, admit::Admission, permit::Permit},
+    limiter::{TenantLimiter, admit::Admission, permit::Permit},
     observe::Outcome,
     rejected::Rejected,
     reqwest::{held_by_body, respond},
@@ -141,7 +141,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantMiddleware<K> {
         match self.limiter.admit(self.missing, tenant.map(Cow::Owned))? {
             Admission::Admitted(permit) => Ok(permit),
             Admission::Queue(handle) => {
-                let permit = Acquire::new(handle, self.limiter.policy()).await?;
+                let permit = self.limiter.queue(handle).await?;
                 Ok(Some(permit.of_request()))
             }
         }

@@ -4,7 +4,6 @@ use std::{
     borrow::Borrow,
     fmt,
     hash::Hash,
-    mem::ManuallyDrop,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -13,7 +12,7 @@ use tower_service::Service;
 
 use crate::{
     extract::{ExtractTenant, missing::MissingTenant},
-    limiter::{TenantLimiter, acquire::Acquire, admit::Admission, permit::Permit},
+    limiter::{TenantLimiter, admit::Admission, permit::Permit},
     rejected::Rejected,
     service::{future::ResponseFuture, mode::Mode},
     util::panic::catch_panic,
@@ -85,7 +84,7 @@ where
 
     fn call(&mut self, mut req: Req) -> Self::Future {
         let mode = &self.settings.mode;
-        let readied = Readied(&mut self.inner);
+        let readied = Readied::new(&mut self.inner);
         match self.settings.admit(&req) {
             Ok(Admission::Admitted(permit)) => {
                 // Made before the call: if the call panics, the permit is released last.
@@ -94,7 +93,7 @@ where
             }
             Ok(Admission::Queue(handle)) => {
                 drop(readied);
-                let acquire = Acquire::new(handle, self.settings.limiter.policy());
+                let acquire = self.settings.limiter.queue(handle);
                 ResponseFuture::waiting(self.inner.clone(), req, acquire, mode.clone())
             }
             Err(rejected) => {
@@ -114,23 +113,44 @@ where
 /// replaces it with a clone. A service that is ready may hold a resource, such as a permit of a
 /// shared limit, and the caller may keep the service without calling it again. `Drop` may run
 /// during unwinding, so it catches panics.
-struct Readied<'s, S: Clone>(&'s mut S);
+struct Readied<'s, S: Clone> {
+    service: &'s mut S,
+    is_called: bool,
+}
 
-impl<S: Clone> Readied<'_, S> {
+impl<'s, S: Clone> Readied<'s, S> {
     #[inline]
-    fn call<Req>(self, req: Req) -> S::Future
+    fn new(service: &'s mut S) -> Self {
+        Self {
+            service,
+            is_called: false,
+        }
+    }
+
+    #[inline]
+    fn call<Req>(mut self, req: Req) -> S::Future
     where
         S: Service<Req>,
     {
-        let mut this = ManuallyDrop::new(self);
-        this.0.call(req)
+        self.is_called = true;
+        self.service.call(req)
+    }
+}
+
+impl<S: Clone> Readied<'_, S> {
+    #[cold]
+    fn replace(&mut self) {
+        if let Some(unready) = catch_panic(|| self.service.clone()) {
+            catch_panic(|| *self.service = unready);
+        }
     }
 }
 
 impl<S: Clone> Drop for Readied<'_, S> {
+    #[inline]
     fn drop(&mut self) {
-        if let Some(unready) = catch_panic(|| self.0.clone()) {
-            catch_panic(|| *self.0 = unready);
+        if !self.is_called {
+            self.replace();
         }
     }
 }

@@ -62,7 +62,7 @@ impl Entry {
     pub(crate) fn new(extra: Optional, context: sync::Arc<LimiterContext>) -> Self {
         let extra = (extra.share.is_some() || extra.counts.is_some()).then(|| Box::new(extra));
         Self {
-            gate: Gate::new(0, extra.is_some() || context.needs_slow_path()),
+            gate: Gate::new(extra.is_some() || context.needs_slow_path()),
             extra,
             idle_since: AtomicU64::new(0),
             rejections: Backoff::new(),
