@@ -120,12 +120,12 @@ fn without_capacity() -> TenantLimiter<u64> {
 }
 
 fn free_capacity() -> TenantLimiter<u64> {
-    warm(TenantLimiter::new(CAPACITY).capacity(CAPACITY))
+    warm(TenantLimiter::builder(CAPACITY).capacity(CAPACITY).build())
 }
 
 fn free_capacity_and_owner() -> TenantLimiter<u64> {
     let capacity = Capacity::new(CAPACITY).owners(|tenant: &u64| tenant % 2);
-    warm(TenantLimiter::new(CAPACITY).capacity(capacity))
+    warm(TenantLimiter::builder(CAPACITY).capacity(capacity).build())
 }
 
 /// Tracks the tenant, and starts the sweeper on a runtime that is never run.
@@ -185,9 +185,10 @@ impl Crowd {
         let builder = builder.enable_time().start_paused(true);
         let runtime = builder.build().expect("a runtime");
         // Waits without a bound, for tokio's timers are not what is counted.
-        let limiter = TenantLimiter::new(CAPACITY)
+        let limiter = TenantLimiter::builder(CAPACITY)
             .overflow(Overflow::queue(1).max_wait(Duration::MAX))
-            .capacity(CAPACITY);
+            .capacity(CAPACITY)
+            .build();
         let woken = Arc::new(AtomicUsize::new(usize::MAX));
         let waker = |tenant| {
             let woken = Arc::clone(&woken);

@@ -73,7 +73,7 @@ fn u64_key(criterion: &mut Criterion) {
 fn header_key(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("header");
     let request = || request(());
-    let layer = |limit| TenantConcurrencyLayer::<String, _>::new(limit, header(HEADER));
+    let layer = |limit| TenantConcurrencyLayer::new(limit, header(HEADER));
 
     bench(&mut group, "bare", &Trivial, request);
 
@@ -125,7 +125,7 @@ fn axum(criterion: &mut Criterion) {
     let idle = app.clone().layer(Identity::new()).with_state(());
     bench(&mut group, "idle_layer", &idle, request);
 
-    let layer = TenantConcurrencyLayer::<String, _>::new(LIMIT, header(HEADER)).http();
+    let layer = TenantConcurrencyLayer::new(LIMIT, header(HEADER)).http();
     bench(
         &mut group,
         "ours",

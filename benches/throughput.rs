@@ -29,7 +29,7 @@ fn main() {
 
 async fn compare(rounds: usize, requests: usize) {
     let routes = || Router::new().route("/", get(|| async { "ok" }));
-    let layer = TenantConcurrencyLayer::<String, _>::new(64, header("x-tenant-id")).http();
+    let layer = TenantConcurrencyLayer::new(64, header("x-tenant-id")).http();
     let without = serve(routes()).await;
     let with = serve(routes().layer(layer)).await;
     let mut ratios = Vec::new();

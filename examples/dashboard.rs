@@ -24,7 +24,8 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tower_tenant::{
-    Capacity, Overflow, TenantConcurrencyLayer, header, inspect::Inspect, limiter::Evictor,
+    Capacity, Overflow, TenantConcurrencyLayer, TenantLimiter, header, inspect::Inspect,
+    limiter::Evictor,
 };
 
 const CAPACITY: usize = 24;
@@ -79,15 +80,17 @@ fn argument(name: &str) -> Option<u64> {
 
 /// Starts the server; the view is mounted beside what it shows.
 async fn serve(port: u16) -> SocketAddr {
-    let tenants = TenantConcurrencyLayer::new(LIMIT, header("x-tenant-id"))
+    let limiter = TenantLimiter::builder(LIMIT)
         .overflow(Overflow::queue(12).max_wait(Duration::from_secs(2)))
         .capacity(Capacity::new(CAPACITY))
         .evictor(Evictor::after(Duration::from_secs(60)).every(Duration::from_secs(10)))
         .count_requests()
-        .http();
+        .build();
+    let tenants =
+        TenantConcurrencyLayer::with_limiter(limiter.clone(), header("x-tenant-id")).http();
     // Clients that reach the address may change limits, so it is one of this machine, whose hosts the
     // view answers to.
-    let view = Inspect::new(tenants.limiter().clone(), |tenant: &String| tenant.clone()).writable();
+    let view = Inspect::new(limiter, |tenant: &String| tenant.clone()).writable();
     let app = Router::new()
         .route("/work", get(work).layer(tenants))
         .nest_service("/tenants", view);

@@ -76,7 +76,7 @@ async fn main() -> ExitCode {
 /// Starts the server, and returns a client; `layer` is all that an application has to add.
 async fn serve(exports: Exports) -> Channel {
     let limit = env::var("LIMIT").map_or(CAP, |limit| limit.parse().expect("LIMIT is a number"));
-    let layer = TenantConcurrencyLayer::<String, _>::new(limit, header("x-tenant-id"))
+    let layer = TenantConcurrencyLayer::new(limit, header("x-tenant-id"))
         .http()
         .grpc();
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");

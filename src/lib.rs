@@ -79,6 +79,7 @@ pub use crate::{
     limits::{Limits, settings},
     rejected::{RejectReason, Rejected},
     service::{TenantConcurrency, TenantConcurrencyLayer},
+    util::name::UnknownName,
 };
 
 #[cfg(all(

@@ -2,6 +2,8 @@
 
 use std::{error, fmt, time::Duration};
 
+use crate::util::name::names;
+
 /// The reason why a request was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -36,40 +38,6 @@ pub enum RejectReason {
 }
 
 impl RejectReason {
-    /// Returns a stable name in snake case, for logs, metric labels and machine-readable responses.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::AtLimit => "at_limit",
-            Self::QueueFull => "queue_full",
-            Self::WaitExpired => "wait_expired",
-            Self::Paused => "paused",
-            Self::AtCapacity => "at_capacity",
-            Self::CapacityQueueFull => "capacity_queue_full",
-            Self::CapacityWaitExpired => "capacity_wait_expired",
-            Self::Closed => "closed",
-            Self::TableFull => "table_full",
-            Self::MissingTenant => "missing_tenant",
-            Self::InvalidTenant => "invalid_tenant",
-        }
-    }
-
-    /// All reasons.
-    #[cfg(feature = "metrics")]
-    pub(crate) const ALL: [Self; 11] = [
-        Self::AtLimit,
-        Self::QueueFull,
-        Self::WaitExpired,
-        Self::Paused,
-        Self::AtCapacity,
-        Self::CapacityQueueFull,
-        Self::CapacityWaitExpired,
-        Self::Closed,
-        Self::TableFull,
-        Self::MissingTenant,
-        Self::InvalidTenant,
-    ];
-
     /// Returns whether the tenant's own traffic or configuration caused the rejection.
     #[cfg(feature = "http")]
     pub(crate) const fn is_own(self) -> bool {
@@ -104,6 +72,20 @@ impl RejectReason {
     }
 }
 
+names!(RejectReason {
+    AtLimit = "at_limit",
+    QueueFull = "queue_full",
+    WaitExpired = "wait_expired",
+    Paused = "paused",
+    AtCapacity = "at_capacity",
+    CapacityQueueFull = "capacity_queue_full",
+    CapacityWaitExpired = "capacity_wait_expired",
+    Closed = "closed",
+    TableFull = "table_full",
+    MissingTenant = "missing_tenant",
+    InvalidTenant = "invalid_tenant",
+});
+
 impl fmt::Display for RejectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.sentence())
@@ -114,7 +96,7 @@ impl fmt::Display for RejectReason {
 ///
 /// It is small and `Copy`, and is made without allocation. It never contains the name of the
 /// tenant, so it is safe to show to a caller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rejected {
     reason: RejectReason,
     limit: u32,

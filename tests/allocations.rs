@@ -171,7 +171,7 @@ fn a_number_costs_no_allocation() {
 fn a_borrowed_name_costs_no_allocation() {
     in_and_outside_a_runtime(|| {
         let extract = borrowed(|req: &Request<&'static str>| Some(*req.body()));
-        let layer = TenantConcurrencyLayer::<String, _>::new(1, extract);
+        let layer = TenantConcurrencyLayer::new(1, extract);
         let service = layer.layer(service_fn(done::<Request<&'static str>>));
         assert_eq!(cost(service.clone(), requests(), true), 0, "admitted");
         let permit = fill(layer.limiter(), "a tenant with a name");
@@ -185,7 +185,7 @@ fn a_borrowed_name_costs_no_allocation() {
 #[test]
 fn a_header_costs_no_allocation() {
     in_and_outside_a_runtime(|| {
-        let layer = TenantConcurrencyLayer::<String, _>::new(1, header("x-tenant"));
+        let layer = TenantConcurrencyLayer::new(1, header("x-tenant"));
         let service = layer.layer(service_fn(done::<Request<&'static str>>));
         assert_eq!(cost(service.clone(), requests(), true), 0, "admitted");
         let permit = fill(layer.limiter(), "a tenant with a name");
@@ -198,7 +198,7 @@ fn a_header_costs_no_allocation() {
 
 #[test]
 fn a_host_in_its_shortest_form_costs_no_allocation() {
-    let layer = TenantConcurrencyLayer::<String, _>::new(1, host());
+    let layer = TenantConcurrencyLayer::new(1, host());
     let service = layer.layer(service_fn(done::<Request<&'static str>>));
     for (uri, header, name) in [
         ("http://acme.example:443/", "acme.example.", "acme.example"),
@@ -222,7 +222,7 @@ fn a_host_in_its_shortest_form_costs_no_allocation() {
 #[test]
 fn a_borrowed_name_that_may_be_invalid_costs_no_allocation() {
     let extract = try_borrowed(|req: &Request<&'static str>| Ok(*req.body()));
-    let layer = TenantConcurrencyLayer::<String, _>::new(1, extract);
+    let layer = TenantConcurrencyLayer::new(1, extract);
     let service = layer.layer(service_fn(done::<Request<&'static str>>));
     assert_eq!(cost(service.clone(), requests(), true), 0, "admitted");
     let permit = fill(layer.limiter(), "a tenant with a name");
@@ -233,7 +233,7 @@ fn a_borrowed_name_that_may_be_invalid_costs_no_allocation() {
 
 #[test]
 fn an_extension_costs_no_allocation() {
-    let layer = TenantConcurrencyLayer::<u64, _>::new(1, extension());
+    let layer = TenantConcurrencyLayer::new(1, extension::<u64>());
     let service = layer.layer(service_fn(done::<Request<&'static str>>));
     assert_eq!(cost(service.clone(), requests(), true), 0, "admitted");
     let permit = fill(layer.limiter(), &7);
@@ -245,13 +245,14 @@ fn an_extension_costs_no_allocation() {
 
 #[test]
 fn a_request_without_a_tenant_costs_no_allocation() {
-    for (missing, admitted) in [
-        (MissingTenant::Reject, false),
-        (MissingTenant::Bypass, true),
-        (MissingTenant::Share(1), true),
-        (MissingTenant::Share(0), false),
+    for (missing, limit, admitted) in [
+        (MissingTenant::Reject, 1, false),
+        (MissingTenant::Bypass, 1, true),
+        (MissingTenant::Share, 1, true),
+        (MissingTenant::Share, 0, false),
     ] {
         let layer = TenantConcurrencyLayer::new(1, |_: &u64| None::<u64>).missing(missing);
+        layer.limiter().set_anonymous_limit(limit);
         let service = layer.layer(service_fn(done::<u64>));
         assert_eq!(cost(service, numbers(), admitted), 0, "{missing:?}");
     }
@@ -264,10 +265,11 @@ fn being_observed_costs_one_allocation_for_each_admitted_request_and_being_count
     let counts = move |_: Option<&u64>, _: Event| {
         count.fetch_add(1, Ordering::Relaxed);
     };
-    let layer = || TenantConcurrencyLayer::new(1, |id: &u64| Some(*id));
-    let observed = layer().observer(counts).count_requests();
-    let counted = layer().count_requests();
-    for (layer, admitted) in [(observed, 100), (counted, 0), (layer().observer(()), 0)] {
+    let builder = || TenantLimiter::builder(1);
+    let observed = builder().observer(counts).count_requests();
+    let counted = builder().count_requests();
+    for (builder, admitted) in [(observed, 100), (counted, 0), (builder().observer(()), 0)] {
+        let layer = TenantConcurrencyLayer::with_limiter(builder.build(), |id: &u64| Some(*id));
         let service = layer.layer(service_fn(done::<u64>));
         assert_eq!(cost(service.clone(), numbers(), true), admitted, "admitted");
         let permit = fill(layer.limiter(), &7);
@@ -307,7 +309,7 @@ impl Default for Endless {
 #[test]
 fn an_admitted_http_request_costs_no_allocation_whatever_holds_its_permit() {
     in_and_outside_a_runtime(|| {
-        let layer = TenantConcurrencyLayer::<String, _>::new(1, header("x-tenant"));
+        let layer = TenantConcurrencyLayer::new(1, header("x-tenant"));
         for hold in [Hold::Body, Hold::Head] {
             let layer = layer.clone().http().hold(hold);
             let empty = layer.layer(service_fn(respond::<Empty<bytes::Bytes>>));
@@ -347,7 +349,7 @@ fn an_admitted_http_request_costs_no_allocation_whatever_holds_its_permit() {
 #[test]
 fn a_handle_costs_two_allocations_and_an_exempt_request_none() {
     in_and_outside_a_runtime(|| {
-        let layer = TenantConcurrencyLayer::<String, _>::new(1, header("x-tenant")).http();
+        let layer = TenantConcurrencyLayer::new(1, header("x-tenant")).http();
         // Itself, and its place in the extensions, which hold another already.
         let sharing = layer.clone().share_permit();
         let service = sharing.layer(service_fn(respond::<Endless>));

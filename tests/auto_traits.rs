@@ -28,7 +28,7 @@ use tower::{
 };
 use tower_http::{catch_panic::CatchPanicLayer, cors::CorsLayer};
 use tower_tenant::{
-    BoxError, Capacity, Error, Limits, RejectReason, Rejected,
+    BoxError, Capacity, Error, Limits, RejectReason, Rejected, UnknownName,
     extract::*,
     http::*,
     limiter::{snapshot::*, *},
@@ -60,17 +60,19 @@ macro_rules! table {
 
 table! {
     BodyErrors = BodyErrors: Send Sync Unpin Clone Debug;
+    AcquireOwned = AcquireOwned<String>: Send Debug, not Clone;
+    ApplyError = ApplyError: Send Sync Unpin Copy Debug;
     Borrowed = Borrowed<fn(&String) -> Option<&str>, str>: Send Sync Unpin Clone Debug;
     BoxError = BoxError: Send Sync Unpin Debug, not Clone;
-    Capacity = Capacity<String>: Send Sync Unpin Debug, not Clone;
+    Capacity = Capacity<String>: Send Sync Unpin Clone Debug;
     SortBy = SortBy: Send Sync Unpin Copy Debug;
     Outcome = Outcome: Send Sync Unpin Copy Debug;
     Error = Error: Send Sync Unpin Debug, not Clone;
     Errors = Errors: Send Sync Unpin Clone Debug;
-    Event = Event: Send Sync Unpin Copy Debug;
+    Event = Event: Send Sync Unpin Clone Debug, not Copy;
     Evictor = Evictor: Send Sync Unpin Copy Debug;
     Exempt = Exempt<FromHeader, Predicate>: Send Sync Unpin Clone Debug;
-    Figures = Figures: Send Sync Unpin Copy Debug;
+    Figures = Figures: Send Sync Unpin Clone Debug, not Copy;
     FromExtension = FromExtension<Cell<u8>>: Send Sync Unpin Clone Debug;
     FromHeader = FromHeader: Send Sync Unpin Clone Debug;
     FromHost = FromHost: Send Sync Unpin Clone Debug;
@@ -81,7 +83,6 @@ table! {
     Limits = Limits<String>: Send Sync Unpin Clone Debug;
     MaxHold = MaxHold: Send Sync Unpin Copy Debug;
     MissingTenant = MissingTenant: Send Sync Unpin Copy Debug;
-    NoCapacity = NoCapacity: Send Sync Unpin Clone Debug;
     NoTenant = NoTenant: Send Sync Unpin Copy Debug;
     Overflow = Overflow: Send Sync Unpin Copy Debug;
     Override = Override: Send Sync Unpin Copy Debug;
@@ -98,9 +99,11 @@ table! {
     TenantConcurrency = Limited<Http>: Send Sync Unpin Clone Debug;
     TenantConcurrencyLayer = Layer<Http>: Send Sync Unpin Clone Debug;
     TenantLimiter = TenantLimiter<String>: Send Sync Unpin Clone Debug;
-    TenantSnapshot = TenantSnapshot<String>: Send Sync Unpin Clone Debug;
-    Totals = Totals: Send Sync Unpin Copy Debug;
+    TenantLimiterBuilder = TenantLimiterBuilder<String>: Send Sync Unpin Debug, not Clone;
+    TenantSnapshot = TenantSnapshot<String>: Send Sync Unpin Clone Debug, not Copy;
+    Totals = Totals: Send Sync Unpin Clone Debug, not Copy;
     TryBorrowed = TryBorrowed<fn(&String) -> Result<&str, NoTenant>, str>: Send Sync Unpin Clone Debug;
+    UnknownName = UnknownName: Send Sync Unpin Copy Debug;
 }
 
 /// Types of features that are off by default.
@@ -114,7 +117,7 @@ mod leaves {
     #[cfg(feature = "reqwest-middleware")]
     const _: () = {
         use super::*;
-        assert_impl_all!(tower_tenant::reqwest::TenantMiddleware<String>: Send, Sync, Unpin, Debug);
+        assert_impl_all!(tower_tenant::reqwest::TenantMiddleware<String>: Send, Sync, Unpin, Clone, Debug);
     };
     #[cfg(feature = "metrics")]
     const _: () = {
@@ -146,6 +149,7 @@ mod leaves {
 }
 
 const TRAITS: &[&str] = &[
+    "TenantKey",
     "ExtractTenant",
     "Mode",
     "IntoTenant",
@@ -280,7 +284,7 @@ assert_not_impl_any!(ResponseFuture<Pinning, Request<Body>, Http>: Sync, Unpin, 
 #[tokio::test]
 async fn stacks_can_be_served_though_bodies_are_not_sync_and_futures_must_not_move() {
     let build = ServiceBuilder::new;
-    let limit = || TenantConcurrencyLayer::<String, _>::new(1, header("x-tenant"));
+    let limit = || TenantConcurrencyLayer::new(1, header("x-tenant"));
     let http = || limit().http();
     serves(build().layer(limit()).service(pinning()));
     serves(build().layer(limit().hold_body()).service(pinning()));

@@ -20,10 +20,11 @@ type Request = Spawn<std::pin::Pin<Box<dyn Future<Output = Result<Permit, Reject
 const FOREVER: Duration = Duration::MAX;
 
 fn limiter(limit: usize, capacity: impl Into<Capacity<Tenant>>) -> Limiter {
-    TenantLimiter::new(limit)
+    TenantLimiter::builder(limit)
         .overflow(Overflow::queue(100).max_wait(FOREVER))
         .evictor(Evictor::after(Duration::ZERO).every(FOREVER))
         .capacity(capacity)
+        .build()
 }
 
 fn request(limiter: &Limiter, tenant: Tenant) -> Request {
@@ -282,12 +283,6 @@ async fn a_wait_for_the_capacity_ends_in_time() {
     assert_eq!(rejection(waiter.poll()), RejectReason::CapacityWaitExpired);
     drop((permit, waiter));
     wind_up(&limiter);
-}
-
-#[test]
-#[should_panic(expected = "`capacity` must be called once")]
-fn a_capacity_is_given_once() {
-    let _ = limiter(1, 1).capacity(2);
 }
 
 // PA3

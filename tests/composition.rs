@@ -177,7 +177,8 @@ async fn the_kinds_of_rejection_are_told_apart_by_their_reason() {
     let shed = shedding(1);
     let queue = TenantConcurrencyLayer::with_limiter(shed.limiter().clone(), tenant_of as Extract)
         .overflow(Overflow::queue(1));
-    let full = shedding(1).max_tenants(0);
+    let full = shedding(1);
+    full.limiter().set_max_tenants(0);
     let nobody = TenantConcurrencyLayer::new(1, (|_: &Tenant| None) as Extract);
     let held = shed.limiter().try_acquire(&"T").unwrap();
     let rejected = |layer: &TestLayer| layer.layer(Gate::open()).oneshot("T");

@@ -22,19 +22,24 @@ use tokio_test::{
 };
 use tower::Service;
 use tower_tenant::{
-    Capacity, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter, limiter::DrainTimeout,
+    Capacity, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
+    limiter::{DrainTimeout, TenantLimiterBuilder},
     observe::Event,
 };
 use wire::{Version, listen, tenant_in};
 
 fn limiter(limit: usize, queue: usize) -> TenantLimiter<Tenant> {
-    TenantLimiter::new(limit)
+    builder(limit, queue).build()
+}
+
+fn builder(limit: usize, queue: usize) -> TenantLimiterBuilder<Tenant> {
+    TenantLimiter::builder(limit)
         .overflow(Overflow::queue(queue).max_wait(Duration::MAX))
         .evictor(manual(Duration::ZERO))
 }
 
 fn both(limit: usize, queue: usize) -> [TenantLimiter<Tenant>; 2] {
-    let shared = limiter(limit, queue).capacity(Capacity::new(limit));
+    let shared = builder(limit, queue).capacity(Capacity::new(limit)).build();
     [limiter(limit, queue), shared]
 }
 
@@ -124,12 +129,13 @@ async fn a_drain_whose_time_is_up_when_nothing_is_left_has_ended_well() {
     let drain: Arc<Mutex<Option<Spawn<Drain>>>> = Arc::default();
     let result = Arc::new(Mutex::new(None));
     let (polled, seen) = (Arc::clone(&drain), Arc::clone(&result));
-    let limiter = limiter(1, 1).observer(move |_: Option<&Tenant>, event| {
+    let observer = move |_: Option<&Tenant>, event| {
         if let Event::Released { .. } = event {
             let drain = polled.lock().unwrap().take();
             *seen.lock().unwrap() = drain.map(|mut drain| drain.poll());
         }
-    });
+    };
+    let limiter = builder(1, 1).observer(observer).build();
     let held = limiter.try_acquire(&"T").unwrap();
     limiter.close();
     let drained = limiter.clone();

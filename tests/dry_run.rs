@@ -19,25 +19,32 @@ use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_tenant::{
     Capacity, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
-    extract::MissingTenant, observe::Event,
+    extract::MissingTenant, limiter::TenantLimiterBuilder, observe::Event,
 };
 
 /// What an observer was told: who would have waited, and why who would have been rejected.
 type Told = Arc<Mutex<Vec<Option<RejectReason>>>>;
 
 fn limiter(limit: usize, queue: usize) -> (TenantLimiter<Tenant>, Told) {
+    let (builder, told) = builder(limit, queue);
+    (builder.build(), told)
+}
+
+fn builder(limit: usize, queue: usize) -> (TenantLimiterBuilder<Tenant>, Told) {
     let told = Told::default();
     let log = Arc::clone(&told);
-    let limiter = TenantLimiter::new(limit)
+    let builder = TenantLimiter::builder(limit)
         .overflow(Overflow::queue(queue).max_wait(Duration::MAX))
         .evictor(manual(Duration::ZERO))
         .observer(move |_: Option<&Tenant>, event| match event {
             Event::WouldQueue => log.lock().unwrap().push(None),
-            Event::WouldReject { rejected } => log.lock().unwrap().push(Some(rejected.reason())),
+            Event::WouldReject { rejected, .. } => {
+                log.lock().unwrap().push(Some(rejected.reason()))
+            }
             Event::Queued | Event::Rejected { .. } => panic!("{event:?} in a dry run"),
             _ => {}
         });
-    (limiter, told)
+    (builder, told)
 }
 
 fn take(told: &Told) -> Vec<Option<RejectReason>> {
@@ -100,11 +107,12 @@ fn each_request_is_told_what_becomes_of_it_where_limits_are_meant() {
 
 #[test]
 fn no_kind_of_rejection_stands_in_the_way_but_that_of_a_closed_limiter() {
-    let (limiter, told) = limiter(1, 0);
-    let limiter = limiter
+    let (builder, told) = builder(1, 0);
+    let limiter = builder
         .capacity(Capacity::new(1).queue(0))
         .max_tenants(2)
-        .overflow(Overflow::reject());
+        .overflow(Overflow::reject())
+        .build();
     limiter.set_dry_run(true);
     let mut permits = vec![limiter.try_acquire(&"T").unwrap()];
     permits.push(limiter.try_acquire(&"U").unwrap());
@@ -129,8 +137,9 @@ fn no_kind_of_rejection_stands_in_the_way_but_that_of_a_closed_limiter() {
 
 #[tokio::test]
 async fn requests_without_a_tenant_pass_and_are_told() {
-    let (limiter, told) = limiter(1, 0);
-    for missing in [MissingTenant::Reject, MissingTenant::Share(0)] {
+    let (builder, told) = builder(1, 0);
+    let limiter = builder.anonymous_limit(0).build();
+    for missing in [MissingTenant::Reject, MissingTenant::Share] {
         limiter.set_dry_run(true);
         let layer = TenantConcurrencyLayer::with_limiter(limiter.clone(), |_: &u8| None::<Tenant>)
             .missing(missing);
@@ -138,7 +147,7 @@ async fn requests_without_a_tenant_pass_and_are_told() {
         let service = layer.layer(inner);
         assert_eq!(service.clone().oneshot(7).await.unwrap(), 7);
         let expected = match missing {
-            MissingTenant::Share(_) => RejectReason::Paused,
+            MissingTenant::Share => RejectReason::Paused,
             _ => RejectReason::MissingTenant,
         };
         assert_eq!(take(&told), [Some(expected)]);
@@ -148,7 +157,7 @@ async fn requests_without_a_tenant_pass_and_are_told() {
 
 #[test]
 fn switching_it_on_lets_in_who_waits_and_switching_it_off_is_a_cut() {
-    let plain = || TenantLimiter::<Tenant>::new(2);
+    let plain = || TenantLimiter::<Tenant>::builder(2);
     for limiter in [
         plain(),
         plain().capacity(2),
@@ -156,7 +165,8 @@ fn switching_it_on_lets_in_who_waits_and_switching_it_off_is_a_cut() {
     ] {
         let limiter = limiter
             .overflow(Overflow::queue(8).max_wait(Duration::MAX))
-            .evictor(manual(Duration::ZERO));
+            .evictor(manual(Duration::ZERO))
+            .build();
         let held = [(); 2].map(|()| limiter.try_acquire(&"T").unwrap());
         let mut waiting = [(); 3].map(|()| task::spawn(limiter.acquire(&"T")));
         for waiting in &mut waiting {
@@ -189,7 +199,9 @@ fn switching_it_on_lets_in_who_waits_and_switching_it_off_is_a_cut() {
 
 #[test]
 fn one_tenant_may_be_in_a_dry_run_or_out_of_it_by_itself() {
-    let limiter = TenantLimiter::<Tenant>::new(1).evictor(manual(Duration::ZERO));
+    let limiter = TenantLimiter::<Tenant>::builder(1)
+        .evictor(manual(Duration::ZERO))
+        .build();
     let full = |tenant: Tenant| {
         let _held = limiter.try_acquire(&tenant).unwrap();
         limiter.try_acquire(&tenant).is_err()
@@ -209,11 +221,13 @@ fn one_tenant_may_be_in_a_dry_run_or_out_of_it_by_itself() {
 
 #[test]
 fn switching_it_on_and_off_under_load_leaves_the_figures_exact() {
-    let limits = || TenantLimiter::<u64>::new(2).evictor(manual(Duration::ZERO));
+    let limits = || TenantLimiter::<u64>::builder(2).evictor(manual(Duration::ZERO));
     let owned = Capacity::new(3).owners(|tenant: &u64| tenant % 2);
     for limiter in [limits(), limits().capacity(3), limits().capacity(owned)] {
         watched(move || {
-            let limiter = limiter.overflow(Overflow::queue(4).max_wait(Duration::MAX));
+            let limiter = limiter
+                .overflow(Overflow::queue(4).max_wait(Duration::MAX))
+                .build();
             let done = AtomicBool::new(false);
             thread::scope(|scope| {
                 let loads: Vec<_> = (0..3)
@@ -287,10 +301,11 @@ fn a_rejection_is_one_again_when_it_is_over() {
 /// How many requests of a flood and of a victim are served in four seconds, by a shared capacity that
 /// is never exceeded.
 async fn served_beside_a_flood(is_dry: bool) -> [usize; 2] {
-    let limiter = TenantLimiter::<Tenant>::new(4)
+    let limiter = TenantLimiter::<Tenant>::builder(4)
         .capacity(4)
         .overflow(Overflow::queue(1_000).max_wait(Duration::MAX))
-        .evictor(manual(Duration::ZERO));
+        .evictor(manual(Duration::ZERO))
+        .build();
     limiter.set_tenant_dry_run(&"flood", is_dry);
     let served: Arc<Mutex<[usize; 2]>> = Arc::default();
     let running = Arc::new(Mutex::new((0_usize, 0_usize)));
@@ -372,8 +387,8 @@ fn a_function_that_panics_while_settings_end_a_dry_run_leaves_the_tenant_limited
 #[test]
 fn a_request_is_counted_once_whatever_stands_against_it() {
     for pause in [false, true] {
-        let (limiter, told) = limiter(1, 0);
-        let limiter = limiter.capacity(1).max_tenants(1);
+        let (builder, told) = builder(1, 0);
+        let limiter = builder.capacity(1).max_tenants(1).build();
         limiter.set_dry_run(true);
         if pause {
             limiter.pause(&"U");
@@ -389,7 +404,9 @@ fn a_request_is_counted_once_whatever_stands_against_it() {
 
 #[tokio::test(start_paused = true)]
 async fn pretended_rejections_raise_no_hint() {
-    let limiter = TenantLimiter::<Tenant>::new(1).evictor(manual(Duration::MAX));
+    let limiter = TenantLimiter::<Tenant>::builder(1)
+        .evictor(manual(Duration::MAX))
+        .build();
     limiter.set_dry_run(true);
     let held = limiter.try_acquire(&"T").unwrap();
     for _ in 0..60 {

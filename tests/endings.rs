@@ -56,7 +56,10 @@ impl Outcomes {
                 sender.send(outcome).unwrap();
             }
         };
-        (TenantLimiter::new(1).observer(observer), Self(outcomes))
+        (
+            TenantLimiter::builder(1).observer(observer).build(),
+            Self(outcomes),
+        )
     }
 
     async fn assert_next(&mut self, outcome: Outcome, case: impl Debug) {

@@ -25,9 +25,10 @@ const SECOND: Duration = Duration::from_secs(1);
 // EV1
 #[test]
 fn a_tenant_that_was_looked_up_and_not_yet_admitted_stays() {
-    let limiter = TenantLimiter::<u64>::new(1)
+    let limiter = TenantLimiter::<u64>::builder(1)
         .overflow(Overflow::queue(1).max_wait(Duration::MAX))
-        .evictor(manual(Duration::ZERO));
+        .evictor(manual(Duration::ZERO))
+        .build();
     let layer = TenantConcurrencyLayer::with_limiter(limiter.clone(), |id: &u64| Some(*id));
     let gate = Gate::shut();
     let service = layer.layer(tower::service_fn(move |_: u64| {
@@ -53,7 +54,8 @@ fn a_tenant_that_was_looked_up_and_not_yet_admitted_stays() {
 #[test]
 fn a_service_from_before_an_eviction_shares_the_limit_with_newer_ones() {
     let gate = Gate::shut();
-    let layer = TenantConcurrencyLayer::new(1, tenant_of).evictor(manual(Duration::ZERO));
+    let layer = TenantConcurrencyLayer::new(1, tenant_of);
+    layer.limiter().set_evictor(manual(Duration::ZERO));
     let old = layer.layer(gate.clone());
     let mut request = call(&old, "T");
     gate.let_out(1);
@@ -79,7 +81,9 @@ fn a_service_from_before_an_eviction_shares_the_limit_with_newer_ones() {
 // EV8
 #[tokio::test(start_paused = true)]
 async fn idle_time_counts_from_the_release() {
-    let limiter = TenantLimiter::<u64>::new(1).evictor(manual(10 * SECOND));
+    let limiter = TenantLimiter::<u64>::builder(1)
+        .evictor(manual(10 * SECOND))
+        .build();
     let permit = limiter.try_acquire(&7).unwrap();
     advance(60 * SECOND).await;
     assert_eq!(limiter.evict_idle(), 0);
@@ -96,7 +100,9 @@ async fn idle_time_counts_from_the_release() {
 // EV8
 #[tokio::test(start_paused = true)]
 async fn a_tenant_that_comes_back_in_time_stays() {
-    let limiter = TenantLimiter::<u64>::new(1).evictor(manual(10 * SECOND));
+    let limiter = TenantLimiter::<u64>::builder(1)
+        .evictor(manual(10 * SECOND))
+        .build();
     for _ in 0..20 {
         drop(limiter.try_acquire(&7).unwrap());
         for _ in 0..3 {
@@ -113,9 +119,10 @@ async fn a_tenant_that_comes_back_in_time_stays() {
 // EV8
 #[tokio::test(start_paused = true)]
 async fn a_tenant_in_flight_or_waiting_is_never_evicted() {
-    let limiter = TenantLimiter::<u64>::new(1)
+    let limiter = TenantLimiter::<u64>::builder(1)
         .overflow(Overflow::queue(1).max_wait(Duration::MAX))
-        .evictor(Evictor::after(SECOND).every(SECOND));
+        .evictor(Evictor::after(SECOND).every(SECOND))
+        .build();
     let permit = limiter.try_acquire(&7).unwrap();
     let mut waiter = task::spawn(limiter.acquire(&7));
     assert_pending!(waiter.poll());
@@ -139,7 +146,9 @@ async fn a_tenant_in_flight_or_waiting_is_never_evicted() {
 async fn the_task_keeps_a_tenant_for_its_idle_time_and_at_most_two_periods_more() {
     let (ttl, period) = (10 * SECOND, 3 * SECOND);
     for offset in 0..period.as_secs() as u32 {
-        let limiter = TenantLimiter::<u64>::new(1).evictor(Evictor::after(ttl).every(period));
+        let limiter = TenantLimiter::<u64>::builder(1)
+            .evictor(Evictor::after(ttl).every(period))
+            .build();
         // The sweeps start with the first tenant.
         let other = limiter.try_acquire(&0).unwrap();
         sleep(offset * SECOND + SECOND / 2).await;
@@ -160,7 +169,9 @@ async fn the_task_keeps_a_tenant_for_its_idle_time_and_at_most_two_periods_more(
 // EV8
 #[tokio::test(start_paused = true)]
 async fn a_limit_of_its_own_outlives_the_eviction_of_a_tenant() {
-    let limiter = TenantLimiter::<u64>::new(1).evictor(manual(Duration::ZERO));
+    let limiter = TenantLimiter::<u64>::builder(1)
+        .evictor(manual(Duration::ZERO))
+        .build();
     limiter.set_limit(&7, 3);
     probe(&limiter, 7, 3, 2);
     assert_eq!(limiter.evict_idle(), 1);
@@ -207,7 +218,9 @@ fn explosions() -> &'static AtomicUsize {
 #[tokio::test(start_paused = true)]
 async fn a_key_that_panics_when_dropped_stops_no_sweep() {
     let explosions = explosions();
-    let limiter = TenantLimiter::<Mine>::new(1).evictor(Evictor::after(SECOND).every(SECOND));
+    let limiter = TenantLimiter::<Mine>::builder(1)
+        .evictor(Evictor::after(SECOND).every(SECOND))
+        .build();
     let track = |ids: std::ops::Range<u64>| {
         for id in ids {
             drop(limiter.try_acquire(&Mine(id)).unwrap());
@@ -226,10 +239,8 @@ async fn a_key_that_panics_when_dropped_stops_no_sweep() {
     assert_eq!(explosions.load(SeqCst), 1);
 
     // By hand, and to make room.
-    let limiter = limiter
-        .clone()
-        .max_tenants(1)
-        .evictor(manual(Duration::ZERO));
+    limiter.set_max_tenants(1);
+    limiter.set_evictor(manual(Duration::ZERO));
     for evict in [
         TenantLimiter::evict_idle,
         |limiter: &TenantLimiter<Mine>| {
@@ -280,7 +291,9 @@ impl Drop for Chatty {
 #[test]
 fn a_key_may_use_the_limiter_while_it_is_dropped() {
     watched(|| {
-        let limiter = TenantLimiter::new(1).evictor(manual(Duration::ZERO));
+        let limiter = TenantLimiter::builder(1)
+            .evictor(manual(Duration::ZERO))
+            .build();
         let own = Arc::new(OnceLock::new());
         own.set(limiter.clone()).ok().unwrap();
         drop(limiter.try_acquire(&Chatty(7, own)).unwrap());
@@ -294,7 +307,9 @@ fn a_key_may_use_the_limiter_while_it_is_dropped() {
 #[tokio::test(start_paused = true)]
 async fn tenants_are_forgotten_without_further_traffic() {
     let (ttl, period) = (60 * SECOND, 10 * SECOND);
-    let limiter = TenantLimiter::<u64>::new(1).evictor(Evictor::after(ttl).every(period));
+    let limiter = TenantLimiter::<u64>::builder(1)
+        .evictor(Evictor::after(ttl).every(period))
+        .build();
     for tenant in 0..10_000 {
         drop(limiter.try_acquire(&tenant).unwrap());
     }
@@ -314,7 +329,9 @@ async fn tenants_are_forgotten_without_further_traffic() {
 // EV12
 #[test]
 fn without_a_task_two_sweeps_by_hand_forget_all() {
-    let limiter = TenantLimiter::<u64>::new(1).evictor(manual(Duration::from_millis(5)));
+    let limiter = TenantLimiter::<u64>::builder(1)
+        .evictor(manual(Duration::from_millis(5)))
+        .build();
     for tenant in 0..10_000 {
         drop(limiter.try_acquire(&tenant).unwrap());
     }
@@ -329,13 +346,15 @@ fn without_a_task_two_sweeps_by_hand_forget_all() {
 // EV12
 #[tokio::test(start_paused = true)]
 async fn an_endless_idle_time_forgets_nobody_and_none_forgets_at_each_sweep() {
-    let limiter = TenantLimiter::<u64>::new(1).evictor(Evictor::after(Duration::MAX));
+    let limiter = TenantLimiter::<u64>::builder(1)
+        .evictor(Evictor::after(Duration::MAX))
+        .build();
     drop(limiter.try_acquire(&7).unwrap());
     sleep(1_000_000 * SECOND).await;
     assert_eq!(limiter.evict_idle(), 0);
     assert_eq!(limiter.tracked(), 1);
 
-    let limiter = limiter.evictor(Evictor::after(Duration::ZERO).every(SECOND));
+    limiter.set_evictor(Evictor::after(Duration::ZERO).every(SECOND));
     drop(limiter.try_acquire(&7).unwrap());
     sleep(SECOND + SECOND / 2).await;
     assert_eq!(limiter.tracked(), 0);
@@ -346,9 +365,11 @@ async fn an_endless_idle_time_forgets_nobody_and_none_forgets_at_each_sweep() {
 // EV12
 #[tokio::test(start_paused = true)]
 async fn a_new_evictor_takes_the_place_of_the_old_one() {
-    let limiter = TenantLimiter::<u64>::new(1).evictor(Evictor::default());
+    let limiter = TenantLimiter::<u64>::builder(1)
+        .evictor(Evictor::default())
+        .build();
     drop(limiter.try_acquire(&7).unwrap());
-    let limiter = limiter.evictor(Evictor::after(SECOND).every(SECOND));
+    limiter.set_evictor(Evictor::after(SECOND).every(SECOND));
     drop(limiter.try_acquire(&8).unwrap());
     sleep(4 * SECOND).await;
     assert_eq!(limiter.tracked(), 0);
@@ -358,7 +379,9 @@ async fn a_new_evictor_takes_the_place_of_the_old_one() {
 
 #[test]
 fn draining_keeps_no_idle_tenant() {
-    let limiter = TenantLimiter::<u64>::new(1).evictor(manual(Duration::ZERO));
+    let limiter = TenantLimiter::<u64>::builder(1)
+        .evictor(manual(Duration::ZERO))
+        .build();
     let _busy = limiter.try_acquire(&0).unwrap();
     for id in 1..10_000 {
         drop(limiter.try_acquire(&id).unwrap());
@@ -372,7 +395,9 @@ fn draining_keeps_no_idle_tenant() {
 #[tokio::test(start_paused = true)]
 async fn a_tenant_is_not_evicted_a_fraction_of_a_millisecond_early() {
     let ttl = Duration::from_micros(1_900);
-    let limiter = TenantLimiter::<u64>::new(1).evictor(manual(ttl));
+    let limiter = TenantLimiter::<u64>::builder(1)
+        .evictor(manual(ttl))
+        .build();
     tokio::time::advance(Duration::from_micros(900)).await;
     drop(limiter.try_acquire(&7).unwrap());
     assert_eq!(limiter.evict_idle(), 0);

@@ -18,7 +18,7 @@ use support::{Gate, Tenant, call, reason, tenant_of, wind_up};
 use tokio_test::{assert_pending, assert_ready_ok};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_tenant::{
-    RejectReason, TenantConcurrencyLayer,
+    RejectReason, TenantConcurrencyLayer, TenantLimiter,
     extract::{ExtractTenant, MissingTenant, NoTenant},
 };
 
@@ -38,9 +38,10 @@ fn exempt_requests_pass_whatever_becomes_of_those_without_a_tenant() {
     for missing in [
         MissingTenant::Reject,
         MissingTenant::Bypass,
-        MissingTenant::Share(0),
+        MissingTenant::Share,
     ] {
         let layer = layer(1).missing(missing).exempt(is_health);
+        layer.limiter().set_anonymous_limit(0);
         let (gate, limiter) = (Gate::shut(), layer.limiter());
         let service = layer.layer(gate.clone());
         let mut exempt: Vec<_> = (0..5).map(|_| call(&service, "health")).collect();
@@ -125,7 +126,7 @@ fn an_extractor_may_exempt_requests_itself() {
         }
     }
 
-    let layer = TenantConcurrencyLayer::new(0, Customer);
+    let layer = TenantConcurrencyLayer::with_limiter(TenantLimiter::new(0), Customer);
     let echo = service_fn(|id: u64| async move { Ok::<_, Infallible>(id) });
     let service = layer.layer(echo);
     assert_ready_ok!(call(&service, 0).poll());
@@ -186,10 +187,9 @@ mod over_http {
     async fn preflights_and_health_checks_are_answered_beside_a_full_tenant() {
         for version in VERSIONS {
             for cors_outside in [true, false] {
-                let layer =
-                    TenantConcurrencyLayer::<String, _>::new(1, tenant_header("x-tenant-id"))
-                        .exempt(is_exempt)
-                        .http();
+                let layer = TenantConcurrencyLayer::new(1, tenant_header("x-tenant-id"))
+                    .exempt(is_exempt)
+                    .http();
                 let (limiter, cors) = (layer.limiter().clone(), CorsLayer::permissive());
                 let router = Router::new()
                     .route("/work", get(|| async { "done" }))

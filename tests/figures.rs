@@ -97,7 +97,7 @@ fn frame<B: Body>(body: &mut Pin<Box<B>>) -> Polled<B> {
 // OB1
 #[tokio::test(start_paused = true)]
 async fn every_ending_brings_the_figures_back() {
-    let layer = TenantConcurrencyLayer::<String, _>::new(1, header("x-tenant"))
+    let layer = TenantConcurrencyLayer::new(1, header("x-tenant"))
         .overflow(Overflow::queue(1).max_wait(Duration::from_millis(10)))
         .http();
     let limiter = layer.limiter().clone();
@@ -214,7 +214,7 @@ fn rejection(rejected: &Rejected) -> Rejection {
 // OB5
 #[tokio::test(start_paused = true)]
 async fn every_rejection_tells_its_reason_and_the_figures_behind_it() {
-    let limiter = TenantLimiter::<String>::new(1).max_tenants(1);
+    let limiter = TenantLimiter::<String>::builder(1).max_tenants(1).build();
     let shed = TenantConcurrencyLayer::with_limiter(limiter.clone(), header("x-tenant"));
     let queue = shed
         .clone()
@@ -281,10 +281,10 @@ async fn every_rejection_tells_its_reason_and_the_figures_behind_it() {
 // OB5
 #[tokio::test]
 async fn responses_tell_their_reason_and_never_the_tenant() {
-    let layer = TenantConcurrencyLayer::<String, _>::new(0, header("x-tenant").max_len(4))
-        .missing(MissingTenant::Share(0))
-        .max_tenants(1)
+    let layer = TenantConcurrencyLayer::new(0, header("x-tenant").max_len(4))
+        .missing(MissingTenant::Share)
         .http();
+    layer.limiter().set_max_tenants(1);
     let inner = service_fn(|_: Request<Deed>| Box::pin(inner(Deed::Respond)));
     let service = layer.layer(inner);
     let ask = async |req: Request<Deed>| {

@@ -90,7 +90,8 @@ async fn open_and_reset(client: &mut http2::SendRequest<Body>) {
 async fn a_flood_of_streams_that_are_opened_and_reset_leaks_no_slot_and_passes_no_limit() {
     for overflow in [Overflow::reject(), Overflow::queue(4)] {
         let gate = Gate::shut();
-        let layer = layer(2).overflow(overflow).evictor(manual(Duration::ZERO));
+        let layer = layer(2).overflow(overflow);
+        layer.limiter().set_evictor(manual(Duration::ZERO));
         let addr = serve(router(&gate, 1).layer(layer.clone())).await;
         for _ in 0..10 {
             let io = TokioIo::new(TcpStream::connect(addr).await.unwrap());

@@ -36,7 +36,7 @@ use tonic::{
 use tower::{Layer, service_fn};
 use tower_tenant::{
     Capacity, Overflow, RejectReason, Rejected, TenantConcurrencyLayer, TenantLimiter,
-    extract::{ExtractTenant, NoTenant},
+    extract::{ExtractTenant, NoTenant, TenantKey},
     http::{Http, ProblemJson, grpc::Grpc},
 };
 use wire::{Answer, Client, Version, listen, tenant_in};
@@ -45,6 +45,10 @@ type TestLayer = TenantConcurrencyLayer<Tenant, ByHeader, Http<Grpc<ProblemJson>
 
 #[derive(Clone, Copy, Debug)]
 struct ByHeader;
+
+impl TenantKey for ByHeader {
+    type Key = Tenant;
+}
 
 impl<B> ExtractTenant<Request<B>> for ByHeader {
     type Key = Tenant;
@@ -211,14 +215,16 @@ async fn a_rejection_has_the_code_the_message_and_the_hint_of_its_reason() {
         drop(held);
         waiting.await.unwrap().unwrap();
         rejected(&shedding(0), OWN, Why::Paused).await;
-        rejected(
-            &shedding(1).max_tenants(0),
-            Code::Unavailable,
-            Why::TableFull,
-        )
-        .await;
+        let full = shedding(1);
+        full.limiter().set_max_tenants(0);
+        rejected(&full, Code::Unavailable, Why::TableFull).await;
 
-        let crowded = shedding(1).capacity(Capacity::new(1).queue(0));
+        let limiter = TenantLimiter::builder(1)
+            .capacity(Capacity::new(1).queue(0))
+            .build();
+        let crowded = TenantConcurrencyLayer::with_limiter(limiter, ByHeader)
+            .http()
+            .grpc();
         let held = crowded.limiter().try_acquire(&"A").unwrap();
         rejected(&crowded, Code::Unavailable, Why::AtCapacity).await;
         let patient = crowded.overflow(queue(1));

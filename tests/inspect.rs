@@ -35,10 +35,11 @@ type Limiter = TenantLimiter<String>;
 type Waits = task::Spawn<std::pin::Pin<Box<dyn Future<Output = Result<Permit, Rejected>> + Send>>>;
 
 fn limiter() -> Limiter {
-    TenantLimiter::new(3)
+    TenantLimiter::builder(3)
         .overflow(Overflow::queue(9).max_wait(Duration::MAX))
         .evictor(manual(Duration::from_secs(60)))
         .count_requests()
+        .build()
 }
 
 fn view(limiter: &Limiter) -> Inspect<String> {
@@ -736,7 +737,9 @@ impl Clone for Key {
 
 impl Counted {
     fn limiter(&self, tenants: usize) -> TenantLimiter<Key> {
-        let limiter = TenantLimiter::new(3).evictor(manual(Duration::from_secs(600)));
+        let limiter = TenantLimiter::builder(3)
+            .evictor(manual(Duration::from_secs(600)))
+            .build();
         for n in 0..tenants {
             let key = Key(format!("a tenant of a usual length {n:06}"), self.clone());
             drop(limiter.try_acquire(&key).unwrap());

@@ -33,7 +33,8 @@ use tower_tenant::{
 // KE1
 #[test]
 fn made_up_tenants_neither_run_nor_are_tracked_beyond_the_table() {
-    let layer = TenantConcurrencyLayer::new(2, |id: &u64| Some(*id)).max_tenants(100);
+    let layer = TenantConcurrencyLayer::new(2, |id: &u64| Some(*id));
+    layer.limiter().set_max_tenants(100);
     let service = layer.layer(service_fn(|_: u64| pending::<Result<(), Infallible>>()));
     let mut running = Vec::new();
     for id in 0..10_000 {
@@ -126,7 +127,9 @@ impl Hash for Collides {
 // KE5
 #[test]
 fn tenants_with_the_same_hash_are_different_tenants() {
-    let limiter = TenantLimiter::<Collides>::new(1).evictor(manual(Duration::ZERO));
+    let limiter = TenantLimiter::<Collides>::builder(1)
+        .evictor(manual(Duration::ZERO))
+        .build();
     let held = limiter.try_acquire(&Collides(0)).unwrap();
     limiter.set_limit(&Collides(1), 3);
     for id in 1..200 {
@@ -149,7 +152,7 @@ fn an_id_that_is_borrowed_and_one_that_is_owned_are_one_tenant() {
         TenantConcurrencyLayer::with_limiter(limiter.clone(), |req: &Request<&'static str>| {
             Some((*req.body()).to_owned())
         });
-    let lent = TenantConcurrencyLayer::<String, _>::with_limiter(
+    let lent = TenantConcurrencyLayer::with_limiter(
         limiter.clone(),
         borrowed(|req: &Request<&'static str>| Some(*req.body())),
     );
@@ -166,7 +169,7 @@ fn an_id_that_is_borrowed_and_one_that_is_owned_are_one_tenant() {
 // KE7
 #[test]
 fn giant_ids_are_invalid_and_leave_nothing_behind() {
-    let layer = TenantConcurrencyLayer::<String, _>::new(1, header("x-tenant"));
+    let layer = TenantConcurrencyLayer::new(1, header("x-tenant"));
     let service = layer.layer(service_fn(|_: Request<()>| async {
         Ok::<_, Infallible>(())
     }));
@@ -203,7 +206,7 @@ fn giant_ids_are_invalid_and_leave_nothing_behind() {
 // KE7
 #[test]
 fn any_bytes_in_a_header_are_a_tenant_or_invalid() {
-    let layer = TenantConcurrencyLayer::<String, _>::new(1, header("x-tenant").max_len(8));
+    let layer = TenantConcurrencyLayer::new(1, header("x-tenant").max_len(8));
     let service = layer.layer(service_fn(|_: Request<()>| async {
         Ok::<_, Infallible>(())
     }));
@@ -282,7 +285,9 @@ impl Drop for Noted {
 
 /// The order in which the table of a new limiter forgets the same thousand tenants.
 fn table_order() -> String {
-    let limiter = TenantLimiter::new(1).evictor(manual(Duration::ZERO));
+    let limiter = TenantLimiter::builder(1)
+        .evictor(manual(Duration::ZERO))
+        .build();
     let order = Arc::default();
     let tenants: Vec<_> = (0..1_000).map(|id| Noted(id, Arc::clone(&order))).collect();
     for tenant in &tenants {
@@ -346,7 +351,8 @@ impl ExtractTenant<u64> for Counting {
 #[test]
 fn a_full_tenant_with_a_full_queue_holds_up_nobody_else() {
     let asked = Arc::new(AtomicUsize::new(0));
-    let layer = TenantConcurrencyLayer::new(1, Counting(Arc::clone(&asked)))
+    let limiter = TenantLimiter::new(1);
+    let layer = TenantConcurrencyLayer::with_limiter(limiter, Counting(Arc::clone(&asked)))
         .overflow(Overflow::queue(1).max_wait(Duration::MAX));
     // Tenant 0 stays inside, all others are through at once.
     let service = layer.layer(service_fn(|id: u64| async move {
@@ -426,7 +432,9 @@ impl Hash for Odd {
 // KE7
 #[test]
 fn a_comparison_that_panics_harms_nobody_else() {
-    let limiter = TenantLimiter::<Odd>::new(1).evictor(manual(Duration::ZERO));
+    let limiter = TenantLimiter::<Odd>::builder(1)
+        .evictor(manual(Duration::ZERO))
+        .build();
     let held = limiter.try_acquire(&Odd("odd")).unwrap();
     let again = std::panic::AssertUnwindSafe(|| limiter.try_acquire(&Odd("odd")));
     assert!(std::panic::catch_unwind(again).is_err());

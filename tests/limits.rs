@@ -254,7 +254,7 @@ fn a_limit_set_while_requests_race_is_the_one_that_holds() {
         }
         let limiter = limiter.clone();
         let at_once = Evictor::after(Duration::ZERO).every(Duration::MAX);
-        let limiter = limiter.evictor(at_once);
+        limiter.set_evictor(at_once);
         for round in 0..2_000 {
             limiter.set_default_limit(1 + round % 7);
             limiter.set_limit(&"T", 1 + round % 5);
@@ -329,7 +329,7 @@ fn closing_rejects_all_who_wait_and_all_who_come() {
     let tenant_of = |tenant: &Tenant| (!tenant.is_empty()).then_some(*tenant);
     let layer = TenantConcurrencyLayer::new(1, tenant_of)
         .overflow(queue(2))
-        .missing(MissingTenant::Share(1));
+        .missing(MissingTenant::Share);
     let (limiter, service) = (layer.limiter(), layer.layer(gate.clone()));
     let mut running = ["T", "U", ""].map(|tenant| call(&service, tenant));
     let mut waiting = ["T", "T", "U", ""].map(|tenant| call(&service, tenant));
@@ -440,7 +440,7 @@ fn draining_ends_with_the_last_request_in_flight() {
 fn draining_waits_for_requests_without_a_tenant_too() {
     let gate = Gate::shut();
     let nobody = |_: &Tenant| None::<Tenant>;
-    let layer = TenantConcurrencyLayer::new(1, nobody).missing(MissingTenant::Share(1));
+    let layer = TenantConcurrencyLayer::new(1, nobody).missing(MissingTenant::Share);
     let mut running = call(&layer.layer(gate.clone()), "T");
     assert_pending!(running.poll());
     layer.limiter().close();
@@ -553,8 +553,11 @@ fn odd_have_nothing() -> (TenantLimiter<u64>, Told) {
         log.lock().unwrap().extend(tenant.map(|id| (*id, event)));
     };
     let limits = Limits::from_fn(|id: &u64| usize::from(id % 2 == 0));
-    let limiter = TenantLimiter::new(limits).evictor(manual(Duration::ZERO));
-    (limiter.observer(note), told)
+    let limiter = TenantLimiter::builder(limits)
+        .evictor(manual(Duration::ZERO))
+        .observer(note)
+        .build();
+    (limiter, told)
 }
 
 // KE1

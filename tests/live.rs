@@ -20,13 +20,18 @@ use tokio_test::{
 };
 use tower_tenant::{
     Capacity, Limits, Overflow, Permit, RejectReason, Rejected, TenantLimiter,
+    limiter::TenantLimiterBuilder,
     observe::Event,
     settings::{Override, Settings},
 };
 
 /// A limiter whose queue nobody has to leave.
 fn queueing(limits: impl Into<Limits<Tenant>>) -> TenantLimiter<Tenant> {
-    TenantLimiter::new(limits).overflow(Overflow::queue(100).max_wait(Duration::MAX))
+    builder(limits).build()
+}
+
+fn builder(limits: impl Into<Limits<Tenant>>) -> TenantLimiterBuilder<Tenant> {
+    TenantLimiter::builder(limits).overflow(Overflow::queue(100).max_wait(Duration::MAX))
 }
 
 /// A request that waits in the line of its tenant.
@@ -162,7 +167,9 @@ fn share_of_t(limiter: &TenantLimiter<Tenant>) -> usize {
 #[tokio::test(start_paused = true)]
 async fn a_weight_that_is_cleared_is_again_the_one_that_the_function_gives() {
     let weight = |tenant: &Tenant| if *tenant == "T" { 3 } else { 1 };
-    let limiter = queueing(8).capacity(Capacity::new(8).weights(weight));
+    let limiter = builder(8)
+        .capacity(Capacity::new(8).weights(weight))
+        .build();
     assert_eq!(share_of_t(&limiter), 6);
     limiter.set_weight(&"T", 1);
     assert_eq!(share_of_t(&limiter), 4);
@@ -260,7 +267,7 @@ fn a_capacity_for_a_limiter_without_one_is_rejected_and_nothing_changes() {
         assert_eq!(limit(&limiter, "T"), 3);
         assert_eq!(limit(&limiter, "U"), 1);
     }
-    let limiter = queueing(4).capacity(1);
+    let limiter = builder(4).capacity(1).build();
     limiter.apply(capacity).unwrap();
     assert_eq!(limiter.capacity_stats().unwrap().limit, 8);
 }
@@ -270,11 +277,11 @@ fn changes_of_limits_are_told() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&told);
     let observer = move |tenant: Option<&Tenant>, event| match event {
-        Event::LimitChanged { limit } => log.lock().unwrap().push((tenant.copied(), limit)),
-        Event::CapacityChanged { slots } => log.lock().unwrap().push((None, Some(slots))),
+        Event::LimitChanged { limit, .. } => log.lock().unwrap().push((tenant.copied(), limit)),
+        Event::CapacityChanged { slots, .. } => log.lock().unwrap().push((None, Some(slots))),
         _ => {}
     };
-    let limiter = queueing(1).capacity(9).observer(observer);
+    let limiter = builder(1).capacity(9).observer(observer).build();
     let take = || std::mem::take(&mut *told.lock().unwrap());
     limiter.set_limit(&"T", 3);
     limiter.set_limit(&"T", 3);
@@ -387,7 +394,7 @@ fn settings_changed_under_load_lose_no_slot_and_no_waiter() {
 fn settings_of_a_shared_capacity_changed_under_load_lose_no_slot_and_no_waiter() {
     watched(|| {
         let owners = Capacity::new(2).owners(|_: &Tenant| "both");
-        let limiter = queueing(1).capacity(owners);
+        let limiter = builder(1).capacity(owners).build();
         under_load(&limiter, |turn| {
             let weight = own(|own| own.weight = Some(turn % 4));
             let mut change = settings(Some(1 + turn % 5), [("T", weight)]);
@@ -424,7 +431,7 @@ mod file {
 
     #[test]
     fn a_file_sets_the_limit_of_all_the_capacity_and_what_tenants_have_for_themselves() {
-        let limiter = TenantLimiter::new(1).capacity(1);
+        let limiter = TenantLimiter::builder(1).capacity(1).build();
         let file = "limit = 8\ncapacity = 50\n\n[tenants]\n\
                     acme = { limit = 32, weight = 4 }\nglobex = { paused = true }\n";
         limiter.apply(load(file).unwrap()).unwrap();
@@ -499,7 +506,7 @@ mod file {
 
     #[test]
     fn zero_and_huge_numbers_of_a_file_mean_what_they_mean_elsewhere() {
-        let limiter = TenantLimiter::new(1).capacity(1);
+        let limiter = TenantLimiter::builder(1).capacity(1).build();
         let file = "limit = 0\ncapacity = 9999999999\n[tenants]\n\
                     acme = { limit = 9999999999, weight = 9999999999 }\n\
                     globex = { limit = 1, weight = 0 }\n";

@@ -189,10 +189,11 @@ fn load(limiter: &Limiter, running: &Arc<Running>, done: &AtomicBool) {
 fn pair(first: Change, second: Change) {
     let pair = [first, second];
     let clears = pair.contains(&ClearLimit);
-    let limiter = Limiter::new(LIMIT)
+    let limiter = Limiter::builder(LIMIT)
         .capacity(CAPACITY)
         .overflow(Overflow::queue(8).max_wait(Duration::MAX))
-        .evictor(manual(Duration::ZERO));
+        .evictor(manual(Duration::ZERO))
+        .build();
     let running = Arc::new(Running::default());
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -327,9 +328,10 @@ fn of_two_changes_at_once_none_is_undone_by_what_was_worked_out_before() {
 }
 
 fn at_once(pair: [Change; 2]) {
-    let limiter = Limiter::new(LIMIT)
+    let limiter = Limiter::builder(LIMIT)
         .capacity(CAPACITY)
-        .evictor(manual(Duration::ZERO));
+        .evictor(manual(Duration::ZERO))
+        .build();
     let (begin, end) = (Barrier::new(3), Barrier::new(3));
     thread::scope(|scope| {
         for (i, one) in pair.into_iter().enumerate() {

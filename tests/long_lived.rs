@@ -291,7 +291,7 @@ fn a_handle_is_for_those_who_ask_for_it_and_are_limited() {
     assert_eq!(exempt.limiter().exempted(), 1);
     assert_eq!(bypass.limiter().bypassed(), 1);
 
-    let shared = bypass.missing(MissingTenant::Share(1));
+    let shared = bypass.missing(MissingTenant::Share);
     let (response, permit) = admitted(|handler| shared.layer(handler), "/");
     drop(response);
     assert_eq!(shared.limiter().anonymous_stats().in_flight, 1);
@@ -340,7 +340,7 @@ fn an_observer_is_told_how_the_request_ended_once_the_last_handle_is_gone() {
                 told.lock().unwrap().push(outcome);
             }
         };
-        let limiter = TenantLimiter::new(1).observer(note);
+        let limiter = TenantLimiter::builder(1).observer(note).build();
         let layer = TenantConcurrencyLayer::with_limiter(limiter, tenant_in as Extract)
             .http()
             .share_permit()

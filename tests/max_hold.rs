@@ -68,7 +68,10 @@ fn watched(max: MaxHold) -> (Limiter, Log) {
     let log = Log::default();
     let events = Arc::clone(&log);
     let observer = move |_: Option<&Tenant>, event| events.lock().unwrap().push(event);
-    (Limiter::new(1).max_hold(max).observer(observer), log)
+    (
+        Limiter::builder(1).max_hold(max).observer(observer).build(),
+        log,
+    )
 }
 
 fn outcomes(log: &Log) -> Vec<Outcome> {
@@ -220,10 +223,11 @@ async fn a_request_that_ends_in_time_has_not_expired() {
 
 #[tokio::test(start_paused = true)]
 async fn an_expired_slot_goes_to_the_first_waiter_of_the_tenant_and_of_the_capacity() {
-    let limiter = Limiter::new(1)
+    let limiter = Limiter::builder(1)
         .capacity(1)
         .max_hold(LONGEST)
-        .overflow(Overflow::queue(2).max_wait(Duration::MAX));
+        .overflow(Overflow::queue(2).max_wait(Duration::MAX))
+        .build();
     let service = layer(limiter.clone()).layer(service_fn(stall));
     let stuck = respond(&service);
     let mut own = call(&service, request("A"));
@@ -314,10 +318,10 @@ async fn a_slot_whose_handles_go_in_time_is_bounded_as_any_other() {
 #[tokio::test(start_paused = true)]
 async fn a_handler_may_give_its_slot_back_early() {
     for max in [None, Some(LONGEST)] {
-        let mut limiter = Limiter::new(1);
-        if let Some(max) = max {
-            limiter = limiter.max_hold(max);
-        }
+        let limiter = match max {
+            Some(max) => Limiter::builder(1).max_hold(max).build(),
+            None => Limiter::new(1),
+        };
         let (mut body, handle) = sharing(&limiter);
         let clone = handle.clone();
         handle.release();
@@ -338,7 +342,9 @@ async fn a_handler_may_give_its_slot_back_early() {
 
 #[tokio::test(start_paused = true)]
 async fn a_release_after_the_time_is_up_does_not_let_the_response_go_on() {
-    let limiter = Limiter::new(1).max_hold(MaxHold::after(LONGEST).shared_permits());
+    let limiter = Limiter::builder(1)
+        .max_hold(MaxHold::after(LONGEST).shared_permits())
+        .build();
     let handler = service_fn(|mut req: Request<Body>| async move {
         let permit: SharedPermit = req.extensions_mut().remove().unwrap();
         tokio::time::sleep(2 * LONGEST).await;
@@ -392,9 +398,10 @@ async fn a_parent_that_releases_first_can_wait_for_a_child_of_its_tenant() {
 #[tokio::test(start_paused = true)]
 async fn without_requests_there_is_no_task_and_with_the_limiter_it_ends() {
     let tasks = || runtime::Handle::current().metrics().num_alive_tasks();
-    let limiter = Limiter::new(1)
+    let limiter = Limiter::builder(1)
         .max_hold(LONGEST)
-        .evictor(support::manual(LONGEST));
+        .evictor(support::manual(LONGEST))
+        .build();
     assert_eq!(tasks(), 0);
     let service = layer(limiter.clone()).layer(service_fn(stall));
     let bodies = respond(&service);
@@ -410,8 +417,12 @@ async fn without_requests_there_is_no_task_and_with_the_limiter_it_ends() {
     pass(MOMENT).await;
     assert_eq!(tasks(), 0, "the limiter is gone");
 
-    let unbounded =
-        layer(Limiter::new(1).evictor(support::manual(LONGEST))).layer(service_fn(stall));
+    let unbounded = layer(
+        Limiter::builder(1)
+            .evictor(support::manual(LONGEST))
+            .build(),
+    )
+    .layer(service_fn(stall));
     let _body = respond(&unbounded);
     assert_eq!(tasks(), 0);
 }
@@ -427,7 +438,7 @@ fn new_runtime() -> runtime::Runtime {
 #[test]
 fn a_runtime_that_has_ended_stops_nothing() {
     for waits in [false, true] {
-        let limiter = Limiter::new(1).max_hold(LONGEST);
+        let limiter = Limiter::builder(1).max_hold(LONGEST).build();
         let service = layer(limiter.clone()).layer(service_fn(stall));
         let first = new_runtime();
         let stuck = first.block_on(async { respond(&service) });
@@ -455,7 +466,8 @@ fn a_runtime_that_has_ended_stops_nothing() {
 #[test]
 fn without_a_time_driver_no_slot_is_taken_back_and_the_observer_is_told() {
     let (limiter, log) = watched(LONGEST.into());
-    let service = layer(limiter.clone().evictor(support::manual(LONGEST))).layer(service_fn(stall));
+    limiter.set_evictor(support::manual(LONGEST));
+    let service = layer(limiter.clone()).layer(service_fn(stall));
     let bare = runtime::Builder::new_current_thread().build().unwrap();
     bare.block_on(async {
         let _body = respond(&service);
@@ -471,16 +483,10 @@ async fn until_told(log: &Log, event: Event) {
 }
 
 #[test]
-fn a_bound_comes_once_and_before_the_first_request() {
-    let panics = |act: fn()| assert!(thread::spawn(act).join().is_err());
-    panics(|| drop(Limiter::new(1).max_hold(LONGEST).max_hold(LONGEST)));
-    panics(|| {
-        let limiter = Limiter::new(1);
-        drop(limiter.try_acquire(&"A"));
-        drop(limiter.max_hold(LONGEST));
-    });
-    panics(|| drop(Limiter::new(1).max_hold(Duration::ZERO)));
-    drop(Limiter::new(1).max_hold(Duration::MAX));
+fn a_maximum_hold_of_zero_is_a_mistake_in_the_program() {
+    let zero = || drop(Limiter::builder(1).max_hold(Duration::ZERO));
+    assert!(thread::spawn(zero).join().is_err());
+    drop(Limiter::builder(1).max_hold(Duration::MAX).build());
 }
 
 /// Panics when it is woken.
@@ -500,7 +506,10 @@ async fn a_waker_and_an_observer_that_panic_keep_no_other_slot_from_being_taken_
             std::panic::resume_unwind(Box::new("told"));
         }
     };
-    let limiter = Limiter::new(2).max_hold(LONGEST).observer(observer);
+    let limiter = Limiter::builder(2)
+        .max_hold(LONGEST)
+        .observer(observer)
+        .build();
     let service = layer(limiter.clone()).layer(service_fn(stall));
     let rude = Arc::new(Rude(AtomicUsize::new(0)));
     let waker = Arc::clone(&rude).into();
@@ -518,7 +527,7 @@ async fn a_waker_and_an_observer_that_panic_keep_no_other_slot_from_being_taken_
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_ends_with_the_time_of_the_last_slot() {
-    let limiter = Limiter::new(1).max_hold(LONGEST);
+    let limiter = Limiter::builder(1).max_hold(LONGEST).build();
     let stuck = layer(limiter.clone()).layer(service_fn(|_: Request<Body>| {
         pending::<Result<Response<Body>, Infallible>>()
     }));
@@ -538,7 +547,8 @@ fn of_many_threads_each_slot_is_given_back_once() {
         .unwrap();
     let (limiter, log) = {
         let (limiter, log) = watched(MaxHold::after(Duration::from_millis(1)).bare_permits());
-        (limiter.evictor(support::manual(LONGEST)), log)
+        limiter.set_evictor(support::manual(LONGEST));
+        (limiter, log)
     };
     let rounds = 400;
     runtime.block_on(async {

@@ -19,7 +19,7 @@ use tokio::{io::AsyncWriteExt, net::TcpStream, sync::mpsc};
 use tower_tenant::{
     Overflow, TenantConcurrencyLayer, TenantLimiter,
     http::Http,
-    limiter::MaxHold,
+    limiter::{MaxHold, TenantLimiterBuilder},
     observe::{Event, Outcome},
 };
 use wire::{Answer, Client, VERSIONS, Version, serve, tenant_in};
@@ -39,7 +39,11 @@ fn longest() -> MaxHold {
 }
 
 fn limiter(max: MaxHold) -> Limiter {
-    Limiter::new(MANY)
+    builder(max).build()
+}
+
+fn builder(max: MaxHold) -> TenantLimiterBuilder<Tenant> {
+    Limiter::builder(MANY)
         .max_hold(max)
         .overflow(Overflow::queue(MANY).max_wait(Duration::MAX))
 }
@@ -125,7 +129,7 @@ async fn a_tenant_that_never_reads_has_its_slots_back_in_time() {
 #[tokio::test]
 async fn a_tenant_that_never_reads_keeps_the_shared_capacity_only_for_a_time() {
     for version in VERSIONS {
-        let limiter = limiter(longest()).capacity(MANY);
+        let limiter = builder(longest()).capacity(MANY).build();
         others_come_in(limiter.clone(), layer(&limiter), version, "B").await;
         assert_eq!(limiter.capacity_stats().unwrap().in_flight, 0);
     }
@@ -152,7 +156,7 @@ async fn a_client_that_waits_for_more_is_cut_off_in_time() {
             sender.send(outcome).unwrap();
         }
     };
-    let limiter = limiter(brief()).observer(observer);
+    let limiter = builder(brief()).observer(observer).build();
     let addr = serve(routes().layer(layer(&limiter))).await;
     for version in VERSIONS {
         let mut client = Client::connect(addr, version).await;

@@ -30,7 +30,7 @@ fn hold(limiter: &TenantLimiter<u64>, tenants: std::ops::Range<u64>) -> Vec<Perm
 // KE1
 #[test]
 fn an_idle_tenant_makes_room_and_one_in_use_never_does() {
-    let limiter = TenantLimiter::<u64>::new(1).max_tenants(3);
+    let limiter = TenantLimiter::<u64>::builder(1).max_tenants(3).build();
     let mut held = hold(&limiter, 0..3);
     assert_eq!(reason(&limiter, 3), Some(RejectReason::TableFull));
     for tenant in 0..3 {
@@ -55,7 +55,7 @@ fn an_idle_tenant_makes_room_and_one_in_use_never_does() {
 // KE1
 #[test]
 fn a_tenant_that_waits_never_makes_room() {
-    let limiter = TenantLimiter::<u64>::new(1).max_tenants(1);
+    let limiter = TenantLimiter::<u64>::builder(1).max_tenants(1).build();
     let queue = tower_tenant::Overflow::queue(1).max_wait(Duration::MAX);
     let limiter = limiter.overflow(queue);
     let permit = limiter.try_acquire(&7).unwrap();
@@ -73,7 +73,7 @@ fn a_tenant_that_waits_never_makes_room() {
 // KE1
 #[test]
 fn the_rejection_of_a_newcomer_tells_no_figures_of_others_and_when_to_come_back() {
-    let limiter = TenantLimiter::<u64>::new(5).max_tenants(1);
+    let limiter = TenantLimiter::<u64>::builder(5).max_tenants(1).build();
     let held = hold(&limiter, 0..1);
     let rejected = limiter.try_acquire(&1).unwrap_err();
     assert_eq!(rejected.reason(), RejectReason::TableFull);
@@ -90,10 +90,10 @@ fn the_rejection_of_a_newcomer_tells_no_figures_of_others_and_when_to_come_back(
 // KE1
 #[test]
 fn room_for_nobody_rejects_everybody() {
-    let limiter = TenantLimiter::<u64>::new(1).max_tenants(0);
+    let limiter = TenantLimiter::<u64>::builder(1).max_tenants(0).build();
     assert_eq!(reason(&limiter, 7), Some(RejectReason::TableFull));
     assert_eq!(limiter.tracked(), 0);
-    let limiter = limiter.max_tenants(1);
+    limiter.set_max_tenants(1);
     probe(&limiter, 7, 1, 2);
     forget_all(&limiter);
 }
@@ -103,7 +103,7 @@ fn room_for_nobody_rejects_everybody() {
 fn a_bound_below_what_is_tracked_forgets_nobody_and_admits_no_newcomer() {
     let limiter = TenantLimiter::<u64>::new(1);
     let held = hold(&limiter, 0..10);
-    let limiter = limiter.max_tenants(5);
+    limiter.set_max_tenants(5);
     assert_eq!(limiter.tracked(), 10);
     assert_eq!(reason(&limiter, 10), Some(RejectReason::TableFull));
     drop(held);
@@ -120,7 +120,9 @@ fn a_newcomer_to_a_table_in_use_looks_at_part_of_it_and_the_next_goes_on() {
     const ROUNDS: usize = 50;
     // Twice around at most: once to where the last search ended, and once more.
     const ENOUGH: usize = 2 * (TENANTS as usize / LOOKS + 2);
-    let limiter = TenantLimiter::<u64>::new(1).max_tenants(TENANTS as usize);
+    let limiter = TenantLimiter::<u64>::builder(1)
+        .max_tenants(TENANTS as usize)
+        .build();
     let mut held = hold(&limiter, 0..TENANTS);
     assert_eq!(reason(&limiter, TENANTS), Some(RejectReason::TableFull));
     let mut rejected = 0;
@@ -183,7 +185,9 @@ fn a_request_hashes_and_compares_its_tenant_once_however_many_there_are() {
     } else {
         1_000_000
     };
-    let limiter = TenantLimiter::<Counted>::new(1).evictor(manual(Duration::ZERO));
+    let limiter = TenantLimiter::<Counted>::builder(1)
+        .evictor(manual(Duration::ZERO))
+        .build();
     let mut held = Vec::new();
     for tenant in 0..TENANTS {
         let (permit, looks) = counted(|| limiter.try_acquire(&Counted(tenant)).unwrap());
@@ -195,7 +199,7 @@ fn a_request_hashes_and_compares_its_tenant_once_however_many_there_are() {
         assert!(rejected.is_err());
         assert_eq!(looks, (1, 1), "a known tenant");
     }
-    let limiter = limiter.max_tenants(TENANTS as usize);
+    limiter.set_max_tenants(TENANTS as usize);
     let (rejected, looks) = counted(|| limiter.try_acquire(&Counted(TENANTS)));
     assert_eq!(rejected.unwrap_err().reason(), RejectReason::TableFull);
     assert_eq!(looks, (1, 0), "one too many");
@@ -223,7 +227,9 @@ fn the_latency_of_requests_while_somebody_sweeps_is_printed() {
     } else {
         1_000_000
     };
-    let limiter = TenantLimiter::<u64>::new(2).evictor(manual(Duration::ZERO));
+    let limiter = TenantLimiter::<u64>::builder(2)
+        .evictor(manual(Duration::ZERO))
+        .build();
     let held = hold(&limiter, 0..TENANTS);
     let measure = |limiter: &TenantLimiter<u64>| {
         let mut times: Vec<_> = (0..TENANTS / 5)
@@ -263,14 +269,14 @@ fn no_request_evicts_a_whole_crowd() {
     for id in 0..100_000 {
         drop(limiter.try_acquire(&id).unwrap());
     }
-    let limiter = limiter.max_tenants(10);
+    limiter.set_max_tenants(10);
     let _ = limiter.try_acquire(&100_000);
     assert!(limiter.tracked() >= 100_000 - 1024, "{}", limiter.tracked());
 }
 
 #[test]
 fn looking_at_a_limiter_rejects_no_newcomer() {
-    let limiter = TenantLimiter::<u64>::new(1).max_tenants(1);
+    let limiter = TenantLimiter::<u64>::builder(1).max_tenants(1).build();
     drop(hold(&limiter, 0..1));
     support::watched(move || {
         let done = std::sync::atomic::AtomicBool::new(false);
@@ -319,7 +325,7 @@ fn a_key_that_takes_long_to_clone_for_a_snapshot_keeps_no_tenant_from_making_roo
     }
 
     let barriers = Slow(Arc::new([Barrier::new(2), Barrier::new(2)]));
-    let limiter = TenantLimiter::<Key>::new(1).max_tenants(1);
+    let limiter = TenantLimiter::<Key>::builder(1).max_tenants(1).build();
     let layer = tower_tenant::TenantConcurrencyLayer::with_limiter(limiter.clone(), {
         let barriers = barriers.clone();
         move |id: &u64| Some(Key(*id, barriers.clone()))

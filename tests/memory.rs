@@ -97,7 +97,9 @@ fn memory_comes_back_after_a_crowd_of_tenants() {
     let _turn = turn();
     let before = live();
     print("before", before);
-    let limiter = TenantLimiter::<u64>::new(4).evictor(manual(Duration::ZERO));
+    let limiter = TenantLimiter::<u64>::builder(4)
+        .evictor(manual(Duration::ZERO))
+        .build();
     print("no tenant", before);
     track(&limiter, 0..MANY);
     assert_eq!(limiter.tracked(), MANY as usize);
@@ -132,7 +134,9 @@ fn a_tracked_tenant_costs_128_bytes_and_its_key_at_most() {
     // Tables grow by doubling, so a tenant costs most just after it.
     for tenants in [MANY / 8, MANY / 4, MANY / 2, MANY * 3 / 4, MANY] {
         let before = live();
-        let limiter = TenantLimiter::<u64>::new(4).evictor(manual(Duration::ZERO));
+        let limiter = TenantLimiter::<u64>::builder(4)
+            .evictor(manual(Duration::ZERO))
+            .build();
         track(&limiter, 0..tenants);
         let each = (live() - before) as f64 / tenants as f64;
         println!("{tenants} numbers: {each:.1} bytes each");
@@ -142,7 +146,9 @@ fn a_tracked_tenant_costs_128_bytes_and_its_key_at_most() {
         forget_all(&limiter);
     }
     let before = live();
-    let limiter = TenantLimiter::<String>::new(4).evictor(manual(Duration::ZERO));
+    let limiter = TenantLimiter::<String>::builder(4)
+        .evictor(manual(Duration::ZERO))
+        .build();
     let name = |id: u64| format!("tenant-{id:013}");
     for id in 0..MANY {
         drop(limiter.try_acquire(&name(id)).unwrap());
@@ -160,7 +166,9 @@ fn a_tracked_tenant_costs_128_bytes_and_its_key_at_most() {
 fn a_crowd_that_leaves_bit_by_bit_gives_its_memory_back_too() {
     let _turn = turn();
     let before = live();
-    let limiter = TenantLimiter::<u64>::new(1).evictor(manual(Duration::ZERO));
+    let limiter = TenantLimiter::<u64>::builder(1)
+        .evictor(manual(Duration::ZERO))
+        .build();
     let mut held: Vec<_> = (0..MANY)
         .map(|id| limiter.try_acquire(&id).unwrap())
         .collect();
@@ -184,7 +192,7 @@ fn made_up_tenants_take_no_more_memory_than_the_table_allows() {
     const MAX: usize = 10_000;
     let _turn = turn();
     let before = live();
-    let limiter = TenantLimiter::<u64>::new(1).max_tenants(MAX);
+    let limiter = TenantLimiter::<u64>::builder(1).max_tenants(MAX).build();
     track(&limiter, 0..MAX as u64);
     print(&format!("{MAX} tenants"), before);
     PEAK.store(live(), Relaxed);
@@ -197,7 +205,7 @@ fn made_up_tenants_take_no_more_memory_than_the_table_allows() {
     assert!(peak <= bound, "{peak} bytes for {MAX} tenants");
 
     // All in use: newcomers are rejected and leave nothing.
-    let limiter = limiter.evictor(manual(Duration::ZERO));
+    limiter.set_evictor(manual(Duration::ZERO));
     limiter.evict_idle();
     let held: Vec<_> = (0..MAX as u64)
         .map(|id| limiter.try_acquire(&id).unwrap())
@@ -218,9 +226,10 @@ fn an_owner_is_forgotten_with_the_last_of_its_tenants() {
     let _turn = turn();
     let before = live();
     let capacity = Capacity::new(8).owners(|tenant: &u64| tenant / 2);
-    let limiter = TenantLimiter::<u64>::new(4)
+    let limiter = TenantLimiter::<u64>::builder(4)
         .capacity(capacity)
-        .evictor(manual(Duration::ZERO));
+        .evictor(manual(Duration::ZERO))
+        .build();
     let empty = live();
     track(&limiter, 0..MANY);
     let each = (live() - empty) / (MANY as usize / 2);

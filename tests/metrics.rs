@@ -57,9 +57,10 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
 {
     let metrics = metrics::with_local_recorder(recorder, || Metrics::new("api").hold_times());
-    TenantLimiter::new(limit)
+    TenantLimiter::builder(limit)
         .evictor(manual(Duration::ZERO))
         .observer(metrics)
+        .build()
 }
 
 fn value(scraped: &Series, series: &str) -> f64 {
@@ -351,14 +352,15 @@ fn no_label_names_a_tenant_unless_asked_and_then_a_bounded_number() {
     assert!(!handle.render().contains("tenant=\""));
 
     let named = metrics::with_local_recorder(&recorder, || {
-        TenantMetrics::top("api", 5, |tenant: &u64| format!("t{tenant}"))
+        TenantMetrics::new("api", 5, |tenant: &u64| format!("t{tenant}"))
     });
     let metrics_of = |range: std::ops::Range<u64>, limiter: &TenantLimiter<u64>| {
         metrics::with_local_recorder(&recorder, || flood(limiter, range));
     };
-    let limiter = TenantLimiter::<u64>::new(1)
+    let limiter = TenantLimiter::<u64>::builder(1)
         .evictor(manual(Duration::ZERO))
-        .observer(named);
+        .observer(named)
+        .build();
     metrics_of(0..10_000, &limiter);
     let of = |tenant: &str| {
         let scraped = parse(&handle.render());
@@ -385,11 +387,12 @@ fn no_label_names_a_tenant_unless_asked_and_then_a_bounded_number() {
 fn labelling(bound: usize) -> (TenantLimiter<u64>, impl Fn(&str) -> Option<f64>) {
     let (recorder, handle) = recorder();
     let metrics = metrics::with_local_recorder(&recorder, || {
-        TenantMetrics::top("api", bound, |tenant: &u64| format!("t{tenant}"))
+        TenantMetrics::new("api", bound, |tenant: &u64| format!("t{tenant}"))
     });
-    let limiter = TenantLimiter::new(1)
+    let limiter = TenantLimiter::builder(1)
         .evictor(manual(Duration::ZERO))
-        .observer(Recording(metrics, recorder));
+        .observer(Recording(metrics, recorder))
+        .build();
     let rejected = move |label: &str| {
         let series = "tower_tenant_rejected_by_tenant_total";
         let series = format!(r#"{series}{{limiter="api",tenant="{label}"}}"#);
@@ -423,11 +426,11 @@ fn a_rejection_that_leaves_its_tenant_untracked_takes_no_label() {
             assert_eq!(rejected.reason(), reason);
         }
     };
-    let limiter = limiter.clone().max_tenants(1);
+    limiter.set_max_tenants(1);
     let held = limiter.try_acquire(&0).unwrap();
     reject(100..120, RejectReason::TableFull);
     drop(held);
-    let limiter = limiter.max_tenants(usize::MAX);
+    limiter.set_max_tenants(usize::MAX);
     assert_eq!((rejected("t100"), rejected("_other")), (None, Some(20.0)));
     limiter.set_limit(&150, 0);
     reject(150..151, RejectReason::Paused);
@@ -478,7 +481,7 @@ fn every_metric_that_is_registered_is_described() {
     let (recorder, handle) = recorder();
     metrics::with_local_recorder(&recorder, || {
         drop(Metrics::new("api").hold_times());
-        drop(TenantMetrics::top("api", 1, |tenant: &u64| {
+        drop(TenantMetrics::new("api", 1, |tenant: &u64| {
             tenant.to_string()
         }));
     });

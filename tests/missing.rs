@@ -143,8 +143,9 @@ fn bypassed_requests_are_counted_and_limit_nobody() {
 #[test]
 fn anonymous_requests_share_one_limit_and_one_queue() {
     let layer = layer(5)
-        .missing(MissingTenant::Share(2))
+        .missing(MissingTenant::Share)
         .overflow(Overflow::queue(1).max_wait(Duration::MAX));
+    layer.limiter().set_anonymous_limit(2);
     let service = layer.layer(held());
     let [empty, long, twice, ..] = invalid();
     let mut first = call(&service, anonymous());
@@ -190,7 +191,7 @@ fn a_tenant_called_like_anything_never_shares_with_the_anonymous() {
     // Any text is a tenant here.
     let extract = |name: &Option<&'static str>| name.map(str::to_owned);
     let layer = TenantConcurrencyLayer::with_limiter(limiter.clone(), extract)
-        .missing(MissingTenant::Share(1));
+        .missing(MissingTenant::Share);
     let service = layer.layer(service_fn(|_: Option<&'static str>| {
         pending::<Result<(), Infallible>>()
     }));
@@ -226,10 +227,18 @@ fn a_tenant_called_like_anything_never_shares_with_the_anonymous() {
 // KE4
 #[test]
 fn the_limit_of_named_tenants_is_not_that_of_the_anonymous() {
-    let layer = layer(1).missing(MissingTenant::Share(1));
-    layer.limiter().set_default_limit(7);
-    assert_eq!(layer.limiter().anonymous_stats().limit, 1);
-    let layer = layer.missing(MissingTenant::Share(0));
+    let layer = layer(1).missing(MissingTenant::Share);
+    let limiter = layer.limiter();
+    assert_eq!(limiter.anonymous_stats().limit, 1);
+    limiter.set_default_limit(2);
+    assert_eq!(
+        limiter.anonymous_stats().limit,
+        2,
+        "follows it until it is set"
+    );
+    limiter.set_anonymous_limit(0);
+    limiter.set_default_limit(7);
+    assert_eq!(limiter.anonymous_stats().limit, 0);
     let service = layer.layer(held());
     let error = assert_ready_err!(call(&service, anonymous()).poll());
     assert_eq!(error.rejected().unwrap().reason(), RejectReason::Paused);

@@ -30,7 +30,9 @@ where
     X: ExtractTenant<Request<Body>, Key = String> + Clone + Send + Sync + 'static,
     String: std::borrow::Borrow<X::Id>,
 {
-    let layer = TenantConcurrencyLayer::new(4, extract).missing(MissingTenant::Bypass);
+    let limiter = TenantLimiter::new(4);
+    let layer =
+        TenantConcurrencyLayer::with_limiter(limiter, extract).missing(MissingTenant::Bypass);
     let limiter = layer.limiter().clone();
     let handler = || async { "done" };
     let router = Router::new().route("/", get(handler)).layer(layer.http());

@@ -14,7 +14,9 @@ use std::{
 
 use futures_util::FutureExt;
 use support::{probe, watched};
-use tower_tenant::{Capacity, Overflow, Permit, Rejected, TenantLimiter};
+use tower_tenant::{
+    Capacity, Overflow, Permit, Rejected, TenantLimiter, limiter::TenantLimiterBuilder,
+};
 
 const WAITERS: usize = 10_000;
 
@@ -81,7 +83,11 @@ impl Wake for Request {
 }
 
 fn limiter(limit: usize) -> Limiter {
-    Limiter::new(limit).overflow(Overflow::queue(WAITERS).max_wait(Duration::MAX))
+    builder(limit).build()
+}
+
+fn builder(limit: usize) -> TenantLimiterBuilder<u64> {
+    Limiter::builder(limit).overflow(Overflow::queue(WAITERS).max_wait(Duration::MAX))
 }
 
 /// Runs `test` on a thread with the stack of any other, and checks how deep the wakes went.
@@ -119,7 +125,7 @@ fn a_long_line_whose_wakers_poll_at_once_is_served_in_order_without_nesting_deep
 #[test]
 fn a_long_line_for_a_shared_capacity_is_served_without_nesting_deeply() {
     on_a_thread(|| {
-        let limiter = limiter(1).capacity(Capacity::new(1));
+        let limiter = builder(1).capacity(Capacity::new(1)).build();
         let held = limiter.try_acquire(&7).unwrap();
         let requests: Vec<_> = (0..WAITERS)
             .map(|number| Request::arrive(&limiter, number as u64 % 100, number))

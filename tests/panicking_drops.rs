@@ -790,13 +790,14 @@ impl World {
             mine.is_used();
             LIMIT
         });
-        let mut limiter = TenantLimiter::new(limits).evictor(manual(Duration::ZERO));
+        let mut builder = TenantLimiter::builder(limits).evictor(manual(Duration::ZERO));
         if case.sharing != Sharing::Nothing {
-            limiter = limiter.capacity(capacity(case.sharing));
+            builder = builder.capacity(capacity(case.sharing));
         }
         if case.observed {
-            limiter = limiter.observer(Watching(Mine::new(Value::Observer)));
+            builder = builder.observer(Watching(Mine::new(Value::Observer)));
         }
+        let mut limiter = builder.build();
         limiter.set_dry_run(case.dry);
         let shedding = matches!(
             case.step,
@@ -861,12 +862,12 @@ impl World {
             }
             RejectedByTheTable => {
                 let held = self.fill();
-                let _ = self.limiter.as_ref_limiter().max_tenants(1);
+                self.limiter.as_ref_limiter().set_max_tenants(1);
                 let going = self.arrive("U");
                 self.expect("rejected", going.result.is_some());
                 going.end();
                 drop(held);
-                let _ = self.limiter.as_ref_limiter().max_tenants(usize::MAX);
+                self.limiter.as_ref_limiter().set_max_tenants(usize::MAX);
             }
             RejectedWithoutTenant => self.arrive("nobody").end(),
             NotLimited => {
@@ -1150,7 +1151,9 @@ async fn a_drop_that_panics_costs_no_slot_of_a_client() {
 fn an_observer_that_panics_when_the_last_permit_drops_it_costs_no_response() {
     silence_what_is_planted();
     let plant = Plant::begin(Value::Observer, 0);
-    let limiter = TenantLimiter::new(1).observer(Watching(Mine::new(Value::Observer)));
+    let limiter = TenantLimiter::builder(1)
+        .observer(Watching(Mine::new(Value::Observer)))
+        .build();
     let start = start(Front::Errors, &limiter);
     let mut call = start("T");
     drop((start, limiter));

@@ -308,7 +308,8 @@ mod over_http {
         closed.limiter().close();
         assert_eq!(answer(closed).await, RejectReason::Closed);
         assert_eq!(answer(layer(0)).await, RejectReason::Paused);
-        let full = layer(1).max_tenants(0);
+        let full = layer(1);
+        full.limiter().set_max_tenants(0);
         assert_eq!(answer(full).await, RejectReason::TableFull);
         let nobody = (|_: &Request<_>| None) as Extract;
         let missing = TenantConcurrencyLayer::new(1, nobody).http();
@@ -318,8 +319,7 @@ mod over_http {
     // PN5
     #[tokio::test]
     async fn a_header_of_any_bytes_becomes_a_response() {
-        let layer =
-            TenantConcurrencyLayer::<String, _>::new(1, tower_tenant::header("x-tenant-id"));
+        let layer = TenantConcurrencyLayer::new(1, tower_tenant::header("x-tenant-id"));
         let service = layer.http().layer(Bomb);
         for value in [&b""[..], b"\xff\xfe", &[b'a'; 257], &[0x80; 9000]] {
             let mut req = Request::new(Place::BodyPoll);
@@ -432,7 +432,8 @@ fn is_buffer_closed(error: &BoxError) -> bool {
 #[tokio::test(start_paused = true)]
 async fn behind_a_buffer_that_died_of_a_panic_only_its_errors_are_seen() {
     let broken = Arc::new(AtomicBool::new(false));
-    let layer = TenantConcurrencyLayer::new(2, tenant_of).evictor(short_lived());
+    let layer = TenantConcurrencyLayer::new(2, tenant_of);
+    layer.limiter().set_evictor(short_lived());
     let ours = layer.layer(Unready::new(Gate::open(), &broken));
     let service = Buffer::new(ours, 4);
     for _ in 0..10 {
@@ -451,7 +452,8 @@ async fn behind_a_buffer_that_died_of_a_panic_only_its_errors_are_seen() {
 #[tokio::test(start_paused = true)]
 async fn errors_of_a_buffer_that_died_of_a_panic_pass_through() {
     let broken = Arc::new(AtomicBool::new(false));
-    let layer = TenantConcurrencyLayer::new(2, tenant_of).evictor(short_lived());
+    let layer = TenantConcurrencyLayer::new(2, tenant_of);
+    layer.limiter().set_evictor(short_lived());
     let service = layer.layer(Buffer::new(Unready::new(Gate::open(), &broken), 4));
     for _ in 0..10 {
         assert_eq!(service.clone().oneshot("T").await.unwrap(), "T");

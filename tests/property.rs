@@ -153,9 +153,10 @@ impl Run {
     fn new() -> Self {
         let overflow = Overflow::queue(QUEUE).max_wait(Duration::MAX);
         Self {
-            limiter: TenantLimiter::new(1)
+            limiter: TenantLimiter::builder(1)
                 .overflow(overflow)
-                .evictor(Evictor::after(Duration::ZERO).every(Duration::MAX)),
+                .evictor(Evictor::after(Duration::ZERO).every(Duration::MAX))
+                .build(),
             reference: Reference {
                 default: 1,
                 ..Reference::default()

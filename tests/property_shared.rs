@@ -52,10 +52,11 @@ struct Run {
 
 impl Run {
     fn new(capacity: Capacity<u8>) -> Self {
-        let limiter = TenantLimiter::new(2)
+        let limiter = TenantLimiter::builder(2)
             .overflow(Overflow::queue(PLACES).max_wait(Duration::MAX))
             .evictor(Evictor::after(Duration::ZERO).every(Duration::MAX))
-            .capacity(capacity.queue(ALL_PLACES));
+            .capacity(capacity.queue(ALL_PLACES))
+            .build();
         Self {
             limiter,
             limits: [2; TENANTS as usize],

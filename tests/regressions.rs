@@ -23,7 +23,9 @@ use tower_tenant::{
 
 #[tokio::test(start_paused = true)]
 async fn the_hint_falls_after_a_flood_of_any_length() {
-    let limiter = TenantLimiter::<u32>::new(1).evictor(Evictor::after(Duration::MAX));
+    let limiter = TenantLimiter::<u32>::builder(1)
+        .evictor(Evictor::after(Duration::MAX))
+        .build();
     let _p = limiter.try_acquire(&1).unwrap();
     for _ in 0..64 {
         for _ in 0..200 {
@@ -41,7 +43,9 @@ async fn the_hint_falls_after_a_flood_of_any_length() {
 
 #[tokio::test(start_paused = true)]
 async fn the_hint_rises_though_the_first_second_was_a_big_flood() {
-    let limiter = TenantLimiter::<u32>::new(1).evictor(Evictor::after(Duration::MAX));
+    let limiter = TenantLimiter::<u32>::builder(1)
+        .evictor(Evictor::after(Duration::MAX))
+        .build();
     let _p = limiter.try_acquire(&1).unwrap();
     for _ in 0..70_000 {
         let _ = limiter.try_acquire(&1);
@@ -229,7 +233,11 @@ impl Drop for Slow {
 fn a_tenant_released_during_a_sweep_is_not_evicted_before_its_time() {
     let ttl = Duration::from_millis(200);
     let key = Slow(0);
-    let limiter = LIM.get_or_init(|| TenantLimiter::new(1).evictor(Evictor::after(ttl)));
+    let limiter = LIM.get_or_init(|| {
+        TenantLimiter::builder(1)
+            .evictor(Evictor::after(ttl))
+            .build()
+    });
     for t in 1..200 {
         drop(limiter.try_acquire(&Slow(t)).unwrap());
     }
@@ -254,7 +262,7 @@ fn a_tenant_released_during_a_sweep_is_not_evicted_before_its_time() {
 
 #[test]
 fn looking_at_the_figures_of_a_tenant_does_not_keep_it_from_making_room() {
-    let limiter = TenantLimiter::<u32>::new(1).max_tenants(1);
+    let limiter = TenantLimiter::<u32>::builder(1).max_tenants(1).build();
     drop(limiter.try_acquire(&0).unwrap());
     let stop = Arc::new(AtomicBool::new(false));
     let (l, s) = (limiter.clone(), stop.clone());
@@ -288,7 +296,9 @@ impl Hash for SameShard {
 fn a_drain_does_not_keep_tenants_that_are_idle_by_now() {
     // The order in which a drain waits is that of the table: 32 limiters have both.
     for _ in 0..32 {
-        let limiter = TenantLimiter::<SameShard>::new(1).max_tenants(2);
+        let limiter = TenantLimiter::<SameShard>::builder(1)
+            .max_tenants(2)
+            .build();
         let p1 = limiter.try_acquire(&SameShard(1)).unwrap();
         let _p2 = limiter.try_acquire(&SameShard(2)).unwrap();
         let mut drain = pin!(limiter.drain());

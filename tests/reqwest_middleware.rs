@@ -254,7 +254,8 @@ async fn requests_without_a_tenant_pass_or_share_a_limit_by_choice() {
     until(|| receiver.gate.running("T") == 2).await;
     assert_eq!(limiter.bypassed(), 2);
 
-    let share = client(MissingTenant::Share(1));
+    limiter.set_anonymous_limit(1);
+    let share = client(MissingTenant::Share);
     let first = spawn(get(&share, &receiver, "/work", "T"));
     until(|| receiver.gate.running("T") == 3).await;
     let second = text(get(&share, &receiver, "/work", "T")).await;
@@ -365,11 +366,15 @@ async fn an_observer_is_told_how_each_request_ended() {
         let receiver = Receiver::start(Gate::shut()).await;
         let outcomes = Arc::<Mutex<Vec<Outcome>>>::default();
         let told = Arc::clone(&outcomes);
-        let limiter = queueing(1, 1).observer(move |_: Option<&Tenant>, event: Event| {
+        let observer = move |_: Option<&Tenant>, event: Event| {
             if let Event::Released { outcome, .. } = event {
                 told.lock().unwrap().push(outcome);
             }
-        });
+        };
+        let limiter = Limiter::builder(1)
+            .overflow(Overflow::queue(1))
+            .observer(observer)
+            .build();
         let client = builder().with(middleware(&limiter).hold(hold)).build();
         let first = spawn(get(&client, &receiver, "/work", "T"));
         until(|| receiver.gate.running("T") == 1).await;

@@ -27,9 +27,11 @@ type StaticLayer = TenantConcurrencyLayer<Tenant, fn(&Tenant) -> Option<Tenant>>
 fn static_layer() -> StaticLayer {
     let evictor = Evictor::after(Duration::from_secs(10)).every(Duration::from_secs(1));
     let tenant_of: fn(&Tenant) -> Option<Tenant> = tenant_of;
-    TenantConcurrencyLayer::new(1, tenant_of)
+    let limiter = TenantLimiter::builder(1)
         .overflow(Overflow::queue(1).max_wait(Duration::from_millis(50)))
         .evictor(evictor)
+        .build();
+    TenantConcurrencyLayer::with_limiter(limiter, tenant_of)
 }
 
 fn paused_runtime() -> Runtime {

@@ -744,7 +744,9 @@ async fn a_rejection_has_the_status_and_the_problem_of_its_reason() {
         waiting.await.unwrap().unwrap();
         let answer = rejection(&shedding(0), version, "T").await;
         assert_rejected(&answer, Status::TOO_MANY_REQUESTS, "paused");
-        let answer = rejection(&shedding(1).max_tenants(0), version, "T").await;
+        let full = shedding(1);
+        full.limiter().set_max_tenants(0);
+        let answer = rejection(&full, version, "T").await;
         assert_rejected(&answer, Status::SERVICE_UNAVAILABLE, "table_full");
         let answer = rejection(&layer, version, "nobody we know").await;
         assert_rejected(&answer, Status::BAD_REQUEST, "missing_tenant");
@@ -758,7 +760,7 @@ async fn a_rejection_has_the_status_and_the_problem_of_its_reason() {
 // CO3
 #[tokio::test]
 async fn a_tenant_header_that_cannot_be_used_is_a_bad_request() {
-    let layer = TenantConcurrencyLayer::<String, _>::new(1, tenant_header("x-tenant-id")).http();
+    let layer = TenantConcurrencyLayer::new(1, tenant_header("x-tenant-id")).http();
     let gate = Gate::open();
     let addr = serve(routes(&gate).layer(layer.clone())).await;
     for version in VERSIONS {

@@ -19,14 +19,21 @@ use tower::{Layer, service_fn};
 use tower_tenant::{
     Capacity, Overflow, Permit, Rejected, TenantConcurrencyLayer, TenantLimiter,
     extract::MissingTenant,
-    limiter::snapshot::{Snapshot, SortBy, TenantSnapshot},
+    limiter::{
+        TenantLimiterBuilder,
+        snapshot::{Snapshot, SortBy, TenantSnapshot},
+    },
 };
 
 type Limiter = TenantLimiter<&'static str>;
 type Request = task::Spawn<std::pin::Pin<Box<dyn Future<Output = Result<Permit, Rejected>>>>>;
 
 fn limiter(limit: usize) -> Limiter {
-    TenantLimiter::new(limit)
+    builder(limit).build()
+}
+
+fn builder(limit: usize) -> TenantLimiterBuilder<&'static str> {
+    TenantLimiter::builder(limit)
         .overflow(Overflow::queue(100).max_wait(Duration::MAX))
         .evictor(manual(Duration::from_secs(60)))
 }
@@ -41,7 +48,7 @@ fn waiting(limiter: &Limiter, tenant: &'static str) -> Request {
 fn of(limiter: &Limiter, tenant: &str) -> TenantSnapshot<&'static str> {
     let snapshot = limiter.snapshot();
     let found = snapshot.tenants.iter().find(|row| row.tenant == tenant);
-    *found.expect("tracked")
+    found.expect("tracked").clone()
 }
 
 fn share(limiter: &Limiter, tenant: &str) -> Option<f64> {
@@ -80,11 +87,13 @@ fn a_snapshot_tells_what_the_limiter_tells() {
 
 #[test]
 fn requests_that_name_no_tenant_are_in_the_totals_and_not_among_the_tenants() {
-    let layer =
-        TenantConcurrencyLayer::with_limiter(limiter(2).capacity(8).count_requests(), |_: &()| {
-            None::<&'static str>
-        })
-        .missing(MissingTenant::Share(1));
+    let limiter = builder(2)
+        .anonymous_limit(1)
+        .capacity(8)
+        .count_requests()
+        .build();
+    let layer = TenantConcurrencyLayer::with_limiter(limiter, |_: &()| None::<&'static str>)
+        .missing(MissingTenant::Share);
     let service = layer.layer(service_fn(|()| {
         std::future::pending::<Result<(), Rejected>>()
     }));
@@ -113,17 +122,9 @@ fn requests_that_name_no_tenant_are_in_the_totals_and_not_among_the_tenants() {
     assert_eq!(layer.limiter().snapshot().in_flight, 0);
 }
 
-#[test]
-fn a_limiter_that_was_only_looked_at_is_not_in_use() {
-    let limiter = limiter(2);
-    assert_eq!(limiter.snapshot().tracked, 0);
-    let limiter = limiter.capacity(3).count_requests();
-    assert_eq!(limiter.snapshot().capacity.unwrap().limit, 3);
-}
-
 #[tokio::test(start_paused = true)]
 async fn the_oldest_wait_is_that_of_the_first_in_line() {
-    for limiter in [limiter(1), limiter(1).capacity(1)] {
+    for limiter in [limiter(1), builder(1).capacity(1).build()] {
         let permit = limiter.try_acquire(&"a").unwrap();
         assert_eq!(of(&limiter, "a").oldest_wait, None);
         let first = waiting(&limiter, "a");
@@ -160,7 +161,7 @@ async fn idle_time_counts_from_the_sweep_that_found_the_tenant_idle() {
 #[test]
 fn shares_divide_the_capacity_by_weight_between_those_who_are_active() {
     let weights = Capacity::new(12).weights(|tenant| if *tenant == "a" { 3 } else { 1 });
-    let limiter = limiter(20).capacity(weights);
+    let limiter = builder(20).capacity(weights).build();
     let a = limiter.try_acquire(&"a").unwrap();
     let b = limiter.try_acquire(&"b").unwrap();
     drop(limiter.try_acquire(&"idle").unwrap());
@@ -182,7 +183,7 @@ fn shares_divide_the_capacity_by_weight_between_those_who_are_active() {
 #[test]
 fn shares_divide_the_capacity_between_owners_first() {
     let owners = Capacity::new(12).owners(|tenant: &&str| tenant.as_bytes()[0]);
-    let limiter = limiter(20).capacity(owners);
+    let limiter = builder(20).capacity(owners).build();
     limiter.set_weight(&"x2", 2);
     let permits = ["x1", "x2", "y1"].map(|tenant| limiter.try_acquire(&tenant).unwrap());
     assert_eq!(share(&limiter, "x1"), Some(2.0));
@@ -194,7 +195,10 @@ fn shares_divide_the_capacity_between_owners_first() {
 
 #[test]
 fn admitted_and_rejected_are_counted_if_asked_for() {
-    let limiter = limiter(1).overflow(Overflow::reject()).count_requests();
+    let limiter = builder(1)
+        .overflow(Overflow::reject())
+        .count_requests()
+        .build();
     let permit = limiter.try_acquire(&"a").unwrap();
     for _ in 0..3 {
         limiter.try_acquire(&"a").unwrap_err();
@@ -215,7 +219,7 @@ fn admitted_and_rejected_are_counted_if_asked_for() {
 
 #[test]
 fn a_snapshot_tells_what_is_only_pretended() {
-    let limiter = limiter(1).overflow(Overflow::reject());
+    let limiter = builder(1).overflow(Overflow::reject()).build();
     let held = ["a", "b"].map(|tenant| limiter.try_acquire(&tenant).unwrap());
     let dry = |tenant| (limiter.snapshot().dry_run, of(&limiter, tenant).dry_run);
     assert_eq!((dry("a"), dry("b")), ((false, false), (false, false)));
@@ -242,7 +246,7 @@ fn top(snapshot: &Snapshot<&'static str>, n: usize, column: SortBy) -> Vec<&'sta
 
 #[tokio::test(start_paused = true)]
 async fn the_top_are_those_with_the_largest_figures_by_any_column() {
-    let limiter = limiter(2).capacity(4).count_requests();
+    let limiter = builder(2).capacity(4).count_requests().build();
     for (tenant, limit, weight) in [("a", 1, 1), ("b", 2, 3), ("c", 3, 2)] {
         limiter.set_limit(&tenant, limit);
         limiter.set_weight(&tenant, weight);
@@ -343,7 +347,9 @@ impl OnClone for Panics {
 fn a_key_that_panics_when_cloned_fails_the_snapshot_and_nothing_else() {
     let panics = Arc::new(Panics::default());
     let key = |n| Key(n, Arc::clone(&panics) as Arc<dyn OnClone>);
-    let limiter = TenantLimiter::new(2).evictor(manual(Duration::from_secs(60)));
+    let limiter = TenantLimiter::builder(2)
+        .evictor(manual(Duration::from_secs(60)))
+        .build();
     let permits = [key(1), key(2)].map(|key| limiter.try_acquire(&key).unwrap());
 
     panics.0.store(true, Ordering::SeqCst);
@@ -385,9 +391,10 @@ fn requests_of_all_tenants_go_on_while_a_key_is_cloned() {
             go: Mutex::new(go),
         });
         let key = |n| Key(n, Arc::clone(&stops) as Arc<dyn OnClone>);
-        let limiter = TenantLimiter::new(1)
+        let limiter = TenantLimiter::builder(1)
             .overflow(Overflow::queue(1))
-            .evictor(manual(Duration::ZERO));
+            .evictor(manual(Duration::ZERO))
+            .build();
         for n in 0..1_000 {
             drop(limiter.try_acquire(&key(n)).unwrap());
         }
@@ -417,7 +424,7 @@ fn requests_of_all_tenants_go_on_while_a_key_is_cloned() {
 #[test]
 fn the_figures_of_a_tenant_belong_together_while_requests_come_and_go() {
     watched(|| {
-        let limiter: TenantLimiter<u32> = TenantLimiter::new(3).capacity(8);
+        let limiter: TenantLimiter<u32> = TenantLimiter::builder(3).capacity(8).build();
         let done = Arc::new(AtomicBool::new(false));
         let load = |seed: u32| {
             let (limiter, done) = (limiter.clone(), Arc::clone(&done));
@@ -455,7 +462,7 @@ fn the_figures_of_a_tenant_belong_together_while_requests_come_and_go() {
 #[cfg(feature = "serde")]
 #[tokio::test(start_paused = true)]
 async fn a_snapshot_is_serialised_with_times_in_seconds() {
-    let limiter = limiter(1).capacity(2).count_requests();
+    let limiter = builder(1).capacity(2).count_requests().build();
     let permit = limiter.try_acquire(&"a").unwrap();
     let waiter = waiting(&limiter, "a");
     tokio::time::advance(Duration::from_millis(1_500)).await;
@@ -470,7 +477,7 @@ async fn a_snapshot_is_serialised_with_times_in_seconds() {
         "bypassed": 0,
         "exempted": 0,
         "expired": 0,
-        "anonymous": { "limit": 0, "in_flight": 0, "waiting": 0 },
+        "anonymous": { "limit": 1, "in_flight": 0, "waiting": 0 },
         "closed": false,
         "dry_run": false,
         "would_have_rejected": 0,
@@ -495,7 +502,9 @@ async fn a_snapshot_is_serialised_with_times_in_seconds() {
 
 #[test]
 fn the_time_of_a_snapshot_of_many_tenants_is_printed() {
-    let limiter = TenantLimiter::<u32>::new(1).evictor(manual(Duration::ZERO));
+    let limiter = TenantLimiter::<u32>::builder(1)
+        .evictor(manual(Duration::ZERO))
+        .build();
     for tenant in 0..100_000 {
         drop(limiter.try_acquire(&tenant).unwrap());
     }

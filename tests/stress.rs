@@ -177,7 +177,9 @@ fn of_two_threads_at_one_slot_exactly_one_is_admitted() {
 #[test]
 fn a_sweep_between_look_up_and_admission_never_doubles_the_limit() {
     watched(|| {
-        let limiter = TenantLimiter::<u64>::new(1).evictor(manual(Duration::ZERO));
+        let limiter = TenantLimiter::<u64>::builder(1)
+            .evictor(manual(Duration::ZERO))
+            .build();
         let inside = Inside::default();
         let done = AtomicBool::new(false);
         let evicted = AtomicUsize::new(0);
@@ -216,7 +218,7 @@ fn a_sweep_between_look_up_and_admission_never_doubles_the_limit() {
 #[test]
 fn making_room_between_look_up_and_admission_never_doubles_the_limit() {
     watched(|| {
-        let limiter = TenantLimiter::<usize>::new(1).max_tenants(2);
+        let limiter = TenantLimiter::<usize>::builder(1).max_tenants(2).build();
         let inside: [Inside; 3] = Default::default();
         let full = AtomicUsize::new(0);
         thread::scope(|scope| {
@@ -343,9 +345,10 @@ async fn traffic(limiter: TenantLimiter<Neighbour>, requests: usize) {
 }
 
 fn neighbours() -> TenantLimiter<Neighbour> {
-    TenantLimiter::new(1)
+    TenantLimiter::builder(1)
         .overflow(Overflow::queue(4).max_wait(Duration::MAX))
         .evictor(manual(Duration::ZERO))
+        .build()
 }
 
 // PF3

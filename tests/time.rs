@@ -35,9 +35,11 @@ async fn no_duration_is_too_short_or_too_long() {
 /// Admits, queues, rejects and evicts with these settings.
 async fn use_a_layer(ttl: Duration, period: Duration, wait: Duration) {
     let gate = Gate::shut();
-    let layer = TenantConcurrencyLayer::new(1, tenant_of)
-        .overflow(Overflow::queue(1).max_wait(wait))
-        .evictor(Evictor::after(ttl).every(period));
+    let layer =
+        TenantConcurrencyLayer::new(1, tenant_of).overflow(Overflow::queue(1).max_wait(wait));
+    layer
+        .limiter()
+        .set_evictor(Evictor::after(ttl).every(period));
     let (limiter, service) = (layer.limiter(), layer.layer(gate.clone()));
     let mut holder = call(&service, "T");
     let mut waiter = call(&service, "T");
@@ -78,7 +80,9 @@ fn a_sweep_period_of_zero_is_rejected_where_it_is_set() {
 // TM1
 #[tokio::test(start_paused = true)]
 async fn a_limiter_may_be_centuries_old() {
-    let limiter = TenantLimiter::new(1).evictor(Evictor::default().every(Duration::MAX));
+    let limiter = TenantLimiter::builder(1)
+        .evictor(Evictor::default().every(Duration::MAX))
+        .build();
     time::advance(CENTURIES).await;
     let held = limiter.try_acquire(&"T").unwrap();
     let rejected = limiter.try_acquire(&"T").unwrap_err();
@@ -95,9 +99,10 @@ async fn a_limiter_may_be_centuries_old() {
 // TM1
 #[tokio::test(start_paused = true)]
 async fn a_limiter_is_as_good_at_the_zero_of_its_clock() {
-    let limiter = TenantLimiter::new(1)
+    let limiter = TenantLimiter::builder(1)
         .overflow(Overflow::queue(1))
-        .evictor(Evictor::after(Duration::from_secs(1)).every(Duration::MAX));
+        .evictor(Evictor::after(Duration::from_secs(1)).every(Duration::MAX))
+        .build();
     let held = limiter.try_acquire(&"T").unwrap();
     let mut waiter = task::spawn(limiter.acquire(&"T"));
     assert_pending!(waiter.poll());
@@ -140,7 +145,8 @@ async fn a_layer_whose_evictor_is_off_does_not_move_a_paused_clock() {
         Evictor::default().every(Duration::MAX),
         Evictor::after(Duration::MAX),
     ] {
-        let layer = TenantConcurrencyLayer::new(1, tenant_of).evictor(off);
+        let layer = TenantConcurrencyLayer::new(1, tenant_of);
+        layer.limiter().set_evictor(off);
         assert_ready_ok!(call(&layer.layer(Gate::open()), "T").poll());
         assert_eq!(layer.limiter().tracked(), 1);
         assert_eq!(moved_while_a_thread_works().await, Duration::ZERO);
@@ -167,7 +173,7 @@ async fn a_layer_moves_a_paused_clock_no_further_than_to_where_its_tenants_are_f
 async fn idle_time_is_measured_by_the_clock_of_tokio() {
     let ttl = Duration::from_secs(60);
     let evictor = Evictor::after(ttl).every(Duration::from_secs(1));
-    let limiter = TenantLimiter::new(1).evictor(evictor);
+    let limiter = TenantLimiter::builder(1).evictor(evictor).build();
     drop(limiter.acquire(&"T").await.unwrap());
     time::sleep(ttl - Duration::from_secs(1)).await;
     assert_eq!(limiter.tracked(), 1);
@@ -188,8 +194,9 @@ fn a_clock_that_goes_back_starts_the_idle_time_anew() {
     };
     let limiter = paused().block_on(async {
         time::advance(Duration::from_secs(3600)).await;
-        TenantLimiter::new(1)
+        TenantLimiter::builder(1)
             .evictor(Evictor::after(Duration::from_secs(1)).every(Duration::from_secs(1)))
+            .build()
     });
     paused().block_on(async {
         drop(limiter.acquire(&"T").await.unwrap());

@@ -11,7 +11,7 @@ use std::{
 
 use support::manual;
 use tokio_test::{assert_pending, assert_ready_ok, task};
-use tower_tenant::{Overflow, TenantLimiter, observe::trace::Trace};
+use tower_tenant::{Overflow, TenantLimiter, limiter::TenantLimiterBuilder, observe::trace::Trace};
 use tracing::{Level, field, info_span, subscriber};
 use tracing_subscriber::fmt::{MakeWriter, format::FmtSpan};
 
@@ -56,7 +56,11 @@ impl<'a> MakeWriter<'a> for Lines {
 }
 
 fn limiter(trace: Trace<String>) -> TenantLimiter<String> {
-    TenantLimiter::new(1)
+    builder(trace).build()
+}
+
+fn builder(trace: Trace<String>) -> TenantLimiterBuilder<String> {
+    TenantLimiter::builder(1)
         .evictor(manual(Duration::ZERO))
         .observer(trace)
 }
@@ -151,7 +155,9 @@ fn an_evictor_that_cannot_run_is_a_warning() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
             .unwrap();
-        let limiter = TenantLimiter::<String>::new(1).observer(Trace::new());
+        let limiter = TenantLimiter::<String>::builder(1)
+            .observer(Trace::new())
+            .build();
         runtime.block_on(async {
             drop(limiter.try_acquire("acme"));
             tokio::task::yield_now().await;
@@ -168,7 +174,7 @@ fn changes_of_limits_are_told_at_the_usual_level() {
     let lines = Lines::default();
     lines.of(Level::INFO, || {
         let trace = Trace::new().tenant(|tenant: &String| tenant.clone());
-        let limiter = limiter(trace).capacity(8);
+        let limiter = builder(trace).capacity(8).build();
         limiter.set_limit("acme", 2);
         limiter.set_default_limit(3);
         limiter.set_capacity(9);

@@ -382,7 +382,7 @@ async fn echo_bytes(upgraded: upgrade::Upgraded) {
 #[tokio::test]
 async fn an_upgraded_connection_has_a_slot_for_as_long_as_its_task_keeps_handle_or_request() {
     for keeps in [Keeps::Nothing, Keeps::Handle, Keeps::Request] {
-        let layer = TenantConcurrencyLayer::<String, _>::new(1, tenant_header("x-tenant-id"))
+        let layer = TenantConcurrencyLayer::new(1, tenant_header("x-tenant-id"))
             .http()
             .share_permit();
         let service = layer.layer(service_fn(move |req| upgrade_by_hand(keeps, req)));

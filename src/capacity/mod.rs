@@ -10,7 +10,13 @@ pub(crate) mod pool;
 
 use std::{fmt, hash::Hash, sync::Arc};
 
-use crate::capacity::{owners::OwnerRegistry, pool::Owner};
+use crate::{
+    capacity::{
+        owners::OwnerRegistry,
+        pool::{Owner, Pool, Ticket},
+    },
+    util::clock::Clock,
+};
 
 /// A capacity that all tenants of a limiter share, on top of the limit of each tenant.
 ///
@@ -29,25 +35,27 @@ use crate::capacity::{owners::OwnerRegistry, pool::Owner};
 /// ```
 /// use tower_tenant::{Capacity, Overflow, TenantLimiter};
 ///
-/// let limiter = TenantLimiter::<String>::new(64)
+/// let limiter = TenantLimiter::<String>::builder(64)
 ///     .overflow(Overflow::queue(100))
 ///     .capacity(
 ///         Capacity::new(200)
 ///             .queue(1_000)
 ///             .weights(|tenant: &String| if tenant.starts_with("pro-") { 4 } else { 1 }),
-///     );
+///     )
+///     .build();
 /// ```
 pub struct Capacity<K> {
     slots: usize,
     // The largest number of waiting requests over all tenants.
     places: usize,
     // `None`: all weights are 1.
-    weights: Option<Box<Weights<K>>>,
-    owners: Option<Box<Owners<K>>>,
+    weights: Option<Arc<Weights<K>>>,
+    // Makes the registry of one limiter.
+    owners: Option<Arc<dyn Fn() -> Owners<K> + Send + Sync>>,
 }
 
 type Weights<K> = dyn Fn(&K) -> usize + Send + Sync;
-type Owners<K> = dyn Fn(&K) -> Arc<Owner> + Send + Sync;
+type Owners<K> = Box<dyn Fn(&K) -> Arc<Owner> + Send + Sync>;
 
 impl<K> Capacity<K> {
     /// Creates a capacity of `slots` requests in flight, without a bound on how many requests wait
@@ -82,9 +90,8 @@ impl<K> Capacity<K> {
     /// `weight` is called when a tenant starts to be tracked, without a lock held.
     #[must_use]
     pub fn weights(self, weight: impl Fn(&K) -> usize + Send + Sync + 'static) -> Self {
-        let weights: Box<Weights<K>> = Box::new(weight);
         Self {
-            weights: Some(weights),
+            weights: Some(Arc::new(weight)),
             ..self
         }
     }
@@ -102,10 +109,13 @@ impl<K> Capacity<K> {
     where
         O: Hash + Eq + Send + 'static,
     {
-        let book = Arc::new(OwnerRegistry::new());
-        let owners: Box<Owners<K>> = Box::new(move |tenant| book.get(owner(tenant)));
+        let owner = Arc::new(owner);
+        let owners = move || -> Owners<K> {
+            let (owner, registry) = (Arc::clone(&owner), Arc::new(OwnerRegistry::new()));
+            Box::new(move |tenant| registry.get(owner(tenant)))
+        };
         Self {
-            owners: Some(owners),
+            owners: Some(Arc::new(owners)),
             ..self
         }
     }
@@ -116,10 +126,22 @@ impl<K> Capacity<K> {
     pub(crate) fn slots(&self) -> usize {
         self.slots
     }
+}
 
-    /// Returns how many requests may wait over all tenants.
-    pub(crate) fn places(&self) -> usize {
-        self.places
+/// The capacity of one limiter: the pool, and the functions for weights and owners.
+pub(crate) struct SharedCapacity<K, T> {
+    pub(crate) pool: Arc<Pool<T>>,
+    weights: Option<Arc<Weights<K>>>,
+    owners: Option<Owners<K>>,
+}
+
+impl<K, T: Ticket> SharedCapacity<K, T> {
+    pub(crate) fn new(capacity: &Capacity<K>, clock: Arc<Clock>) -> Self {
+        Self {
+            pool: Arc::new(Pool::new(capacity.slots, capacity.places, clock)),
+            weights: capacity.weights.clone(),
+            owners: capacity.owners.as_ref().map(|owners| owners()),
+        }
     }
 
     /// Calls the function for weights. It is code of the user: no lock may be held.
@@ -130,6 +152,17 @@ impl<K> Capacity<K> {
     /// Calls the function for owners. It is code of the user: no lock may be held.
     pub(crate) fn owner_of(&self, tenant: &K) -> Option<Arc<Owner>> {
         self.owners.as_ref().map(|owner| owner(tenant))
+    }
+}
+
+impl<K> Clone for Capacity<K> {
+    fn clone(&self) -> Self {
+        Self {
+            slots: self.slots,
+            places: self.places,
+            weights: self.weights.clone(),
+            owners: self.owners.clone(),
+        }
     }
 }
 

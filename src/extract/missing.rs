@@ -8,8 +8,8 @@
 /// use tower_tenant::{extract::MissingTenant, TenantConcurrencyLayer};
 ///
 /// let layer = TenantConcurrencyLayer::new(4, |id: &Option<u64>| *id)
-///     .missing(MissingTenant::Share(2));
-/// # let layer: TenantConcurrencyLayer<u64, _> = layer;
+///     .missing(MissingTenant::Share);
+/// layer.limiter().set_anonymous_limit(2);
 /// ```
 ///
 /// A closure for use with [`Bypass`](Self::Bypass), which rejects a key that is not text:
@@ -28,7 +28,7 @@
 /// # let app: axum::Router = axum::Router::new().layer(layer);
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MissingTenant {
     /// The request is rejected.
@@ -43,7 +43,11 @@ pub enum MissingTenant {
     ///
     /// [`NoTenant::Invalid`]: crate::extract::NoTenant::Invalid
     Bypass,
-    /// All such requests share this limit, under the overflow policy of the layer. No tenant
-    /// shares that limit, whatever its key.
-    Share(usize),
+    /// All such requests share one limit, under the overflow policy of the layer. No tenant shares
+    /// that limit, whatever its key.
+    ///
+    /// The limit belongs to the limiter: [`anonymous_limit`] sets it, by default that of a tenant.
+    ///
+    /// [`anonymous_limit`]: crate::limiter::TenantLimiterBuilder::anonymous_limit
+    Share,
 }

@@ -70,8 +70,73 @@ pub trait ExtractTenant<Req> {
     fn extract<'r>(&self, req: &'r Req) -> Result<Cow<'r, Self::Id>, NoTenant>;
 }
 
+/// Names the key of an extractor without naming a type of request, so that the key of a layer is
+/// inferred from its extractor alone.
+///
+/// It is implemented for closures and for the extractors of this module. `M` only keeps these
+/// implementations apart. For a type of your own, implement it beside [`ExtractTenant`], or create
+/// the layer with [`with_limiter`](crate::TenantConcurrencyLayer::with_limiter).
+///
+/// # Examples
+///
+/// ```
+/// use std::borrow::Cow;
+/// use tower_tenant::{TenantConcurrencyLayer, extract::{ExtractTenant, NoTenant, TenantKey}};
+///
+/// #[derive(Clone)]
+/// struct Prefix;
+///
+/// impl TenantKey for Prefix {
+///     type Key = String;
+/// }
+///
+/// impl ExtractTenant<String> for Prefix {
+///     type Key = String;
+///     type Id = str;
+///
+///     fn extract<'r>(&self, line: &'r String) -> Result<Cow<'r, str>, NoTenant> {
+///         let (tenant, _) = line.split_once(' ').ok_or(NoTenant::Missing)?;
+///         Ok(tenant.into())
+///     }
+/// }
+///
+/// let layer = TenantConcurrencyLayer::new(4, Prefix);
+/// layer.limiter().set_limit("acme", 8);
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an extractor",
+    note = "a closure needs the type of its argument: `|req: &http::Request<_>| -> Option<Key> {{ .. }}`",
+    note = "a type that implements `ExtractTenant` needs `impl TenantKey for` it, too"
+)]
+pub trait TenantKey<M = ()> {
+    /// The owned key that the limiter keeps for each tenant.
+    type Key;
+}
+
+impl<Req, F, A> TenantKey<fn(&Req) -> A> for F
+where
+    F: Fn(&Req) -> A,
+    A: IntoTenant,
+{
+    type Key = A::Key;
+}
+
+impl<Id, F> TenantKey for Borrowed<F, Id>
+where
+    Id: ?Sized + ToOwned,
+{
+    type Key = Id::Owned;
+}
+
+impl<Id, F> TenantKey for TryBorrowed<F, Id>
+where
+    Id: ?Sized + ToOwned,
+{
+    type Key = Id::Owned;
+}
+
 /// The reason why a request is not counted against a tenant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum NoTenant {
     /// The request names no tenant.
@@ -164,7 +229,7 @@ where
 ///     customer: String,
 /// }
 ///
-/// let layer = TenantConcurrencyLayer::<String, _>::new(
+/// let layer = TenantConcurrencyLayer::new(
 ///     4,
 ///     borrowed(|job: &Job| Some(job.customer.as_str())),
 /// );
@@ -231,7 +296,7 @@ impl<F, Id: ?Sized> fmt::Debug for Borrowed<F, Id> {
 ///     customer: Vec<u8>,
 /// }
 ///
-/// let layer = TenantConcurrencyLayer::<String, _>::new(
+/// let layer = TenantConcurrencyLayer::new(
 ///     4,
 ///     try_borrowed(|job: &Job| std::str::from_utf8(&job.customer).map_err(|_| NoTenant::Invalid)),
 /// );

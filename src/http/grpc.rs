@@ -4,7 +4,7 @@ use http::{HeaderMap, Response, StatusCode, header};
 use tonic::{Code, Status, server::NamedService};
 
 use crate::{
-    http::{Http, OnReject, body::ResponseBody},
+    http::{Http, OnReject, body::ResponseBody, on_reject},
     rejected::Rejected,
     service::{layer::TenantConcurrencyLayer, service::TenantConcurrency},
 };
@@ -38,18 +38,13 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     /// use tonic::transport::Server;
     /// use tower_tenant::{header, TenantConcurrencyLayer};
     ///
-    /// let layer = TenantConcurrencyLayer::<String, _>::new(4, header("x-tenant-id"))
+    /// let layer = TenantConcurrencyLayer::new(4, header("x-tenant-id"))
     ///     .http()
     ///     .grpc();
     /// let server = Server::builder().layer(layer);
     /// ```
     pub fn grpc(self) -> TenantConcurrencyLayer<K, X, Http<Grpc<R>>> {
-        self.map_mode(|mode| Http {
-            hold: mode.hold,
-            policy: mode.policy,
-            share: mode.share,
-            on_reject: Grpc(mode.on_reject),
-        })
+        self.map_mode(|mode| mode.map(Grpc))
     }
 }
 
@@ -59,6 +54,8 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
 /// Set by [`TenantConcurrencyLayer::grpc`].
 #[derive(Clone, Copy, Debug)]
 pub struct Grpc<R>(R);
+
+impl<B, R: OnReject<B>> on_reject::Sealed<B> for Grpc<R> {}
 
 impl<B, R: OnReject<B>> OnReject<B> for Grpc<R> {
     fn respond(&self, rejected: &Rejected, headers: &HeaderMap) -> Response<ResponseBody<B>> {

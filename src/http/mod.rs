@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// How long an admitted HTTP request holds its permit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Hold {
     /// Until the response body ends, fails or is dropped.
@@ -98,7 +98,7 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     ///     "started"
     /// }
     ///
-    /// let layer = TenantConcurrencyLayer::<String, _>::new(2, header("x-tenant-id"))
+    /// let layer = TenantConcurrencyLayer::new(2, header("x-tenant-id"))
     ///     .http()
     ///     .share_permit();
     /// let app: Router = Router::new().route("/import", post(import)).layer(layer);
@@ -136,7 +136,7 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     /// ```
     /// use tower_tenant::{header, TenantConcurrencyLayer};
     ///
-    /// let layer = TenantConcurrencyLayer::<String, _>::new(4, header("x-tenant-id"))
+    /// let layer = TenantConcurrencyLayer::new(4, header("x-tenant-id"))
     ///     .http()
     ///     .rate_limit_headers("tenant"); // RateLimit: "tenant";r=3
     /// ```
@@ -166,7 +166,7 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     /// use http::Response;
     /// use tower_tenant::{header, Rejected, TenantConcurrencyLayer};
     ///
-    /// let layer = TenantConcurrencyLayer::<String, _>::new(4, header("x-tenant-id"))
+    /// let layer = TenantConcurrencyLayer::new(4, header("x-tenant-id"))
     ///     .http()
     ///     .on_reject(|rejected: &Rejected| {
     ///         let mut response = Response::new(Body::from(rejected.to_string()));
@@ -178,12 +178,7 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     where
         G: Fn(&Rejected) -> Response<B>,
     {
-        self.map_mode(|mode| Http {
-            hold: mode.hold,
-            policy: mode.policy,
-            share: mode.share,
-            on_reject,
-        })
+        self.map_mode(|mode| mode.map(|_| on_reject))
     }
 }
 
@@ -196,13 +191,34 @@ pub struct Http<R = ProblemJson> {
     pub(crate) on_reject: R,
 }
 
+impl<R> Http<R> {
+    /// Returns the same mode with another response to rejected requests.
+    pub(crate) fn map<G>(self, map: impl FnOnce(R) -> G) -> Http<G> {
+        Http {
+            hold: self.hold,
+            policy: self.policy,
+            share: self.share,
+            on_reject: map(self.on_reject),
+        }
+    }
+}
+
 /// Makes the response to a rejected request.
 ///
-/// It is implemented for closures `Fn(&Rejected) -> http::Response<B>`.
-pub trait OnReject<B> {
+/// It is implemented for closures `Fn(&Rejected) -> http::Response<B>`, for [`ProblemJson`], and
+/// for gRPC. The trait is sealed: set a closure with
+/// [`on_reject`](TenantConcurrencyLayer::on_reject).
+pub trait OnReject<B>: on_reject::Sealed<B> {
     /// Returns the response to a rejected request with the headers `headers`.
+    #[doc(hidden)]
     fn respond(&self, rejected: &Rejected, headers: &HeaderMap) -> Response<ResponseBody<B>>;
 }
+
+pub(crate) mod on_reject {
+    pub trait Sealed<B> {}
+}
+
+impl<B: Body, F: Fn(&Rejected) -> Response<B>> on_reject::Sealed<B> for F {}
 
 impl<B: Body, F: Fn(&Rejected) -> Response<B>> OnReject<B> for F {
     fn respond(&self, rejected: &Rejected, _: &HeaderMap) -> Response<ResponseBody<B>> {
@@ -213,6 +229,8 @@ impl<B: Body, F: Fn(&Rejected) -> Response<B>> OnReject<B> for F {
 /// The default response to a rejected request: status, `Retry-After`, and a small problem document.
 #[derive(Clone, Copy, Debug)]
 pub struct ProblemJson(pub(crate) ());
+
+impl<B> on_reject::Sealed<B> for ProblemJson {}
 
 impl<B> OnReject<B> for ProblemJson {
     fn respond(&self, rejected: &Rejected, _: &HeaderMap) -> Response<ResponseBody<B>> {

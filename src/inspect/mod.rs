@@ -91,7 +91,7 @@ use crate::{
 /// use axum::Router;
 /// use tower_tenant::{inspect::Inspect, TenantLimiter};
 ///
-/// let limiter = TenantLimiter::<String>::new(4).count_requests();
+/// let limiter = TenantLimiter::<String>::builder(4).count_requests().build();
 /// let view = Inspect::new(limiter, |tenant: &String| tenant.clone());
 /// let admin: Router = Router::new().nest_service("/tenants", view);
 /// ```

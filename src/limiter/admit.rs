@@ -87,7 +87,7 @@ impl<K> TenantLimiter<K> {
             }
         };
         match missing {
-            MissingTenant::Share(_) => self.admit_anonymous().map(Some),
+            MissingTenant::Share => self.admit_anonymous().map(Some),
             MissingTenant::Bypass if why == NoTenant::Missing => {
                 self.bypass()?;
                 Ok(None)

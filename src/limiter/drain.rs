@@ -16,7 +16,7 @@ use crate::{
 
 /// The error of [`TenantLimiter::drain_for`]: requests were in flight or queued when its time was
 /// up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct DrainTimeout {
     /// How many requests were in flight, over all tenants and requests without a tenant.

@@ -26,10 +26,11 @@ use std::time::Duration;
 /// use std::time::Duration;
 /// use tower_tenant::{limiter::Evictor, TenantLimiter};
 ///
-/// let limiter = TenantLimiter::<String>::new(4)
-///     .evictor(Evictor::after(Duration::from_secs(600)).every(Duration::from_secs(60)));
+/// let limiter = TenantLimiter::<String>::builder(4)
+///     .evictor(Evictor::after(Duration::from_secs(600)).every(Duration::from_secs(60)))
+///     .build();
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Evictor {
     ttl: Duration,
     period: Duration,

@@ -1,7 +1,9 @@
 //! The limiter: tracks tenants and bounds how many requests of each are in flight.
 
 pub(crate) mod acquire;
+pub(crate) mod acquire_owned;
 pub(crate) mod admit;
+pub(crate) mod builder;
 pub(crate) mod drain;
 pub(crate) mod evictor;
 pub(crate) mod overflow;
@@ -13,7 +15,8 @@ pub(crate) mod sweeper;
 pub(crate) mod update;
 
 pub use self::{
-    drain::DrainTimeout, evictor::Evictor, overflow::Overflow, permit::Permit, stats::Stats,
+    acquire_owned::AcquireOwned, builder::TenantLimiterBuilder, drain::DrainTimeout,
+    evictor::Evictor, overflow::Overflow, permit::Permit, stats::Stats,
 };
 pub use crate::tenant::max_hold::MaxHold;
 
@@ -26,13 +29,8 @@ use std::{
 };
 
 use crate::{
-    capacity::{Capacity, pool::Pool},
-    limiter::{
-        admit::Admission,
-        state::{Shared, SharedCapacity},
-    },
-    limits::Limits,
-    observe::{Observer, Observers},
+    limiter::{admit::Admission, state::Shared},
+    limits::{self, Limits},
     rejected::Rejected,
     tenant::{entry::Entry, holds::Holds},
     util::sync::Ordering,
@@ -71,185 +69,62 @@ pub struct TenantLimiter<K> {
 
 impl<K> TenantLimiter<K> {
     /// The limit of each tenant if none is given: 4 requests in flight.
-    pub const DEFAULT_LIMIT: usize = 4;
+    pub const DEFAULT_LIMIT: usize = limits::DEFAULT_LIMIT;
 
     /// Creates a limiter that limits each tenant to `limits` requests in flight: one number for all
     /// tenants, or [`Limits::from_fn`].
     ///
-    /// It needs no runtime. By default a request above the limit is rejected at once; set an
-    /// [`overflow`](Self::overflow) policy to queue it.
+    /// It needs no runtime. A request above the limit is rejected at once, unless an
+    /// [`overflow`](Self::overflow) policy queues it. [`builder`](Self::builder) sets more.
     pub fn new(limits: impl Into<Limits<K>>) -> Self {
+        Self::builder(limits).build()
+    }
+
+    /// Creates a builder for a limiter that limits each tenant to `limits` requests in flight.
+    pub fn builder(limits: impl Into<Limits<K>>) -> TenantLimiterBuilder<K> {
+        TenantLimiterBuilder::new(limits.into())
+    }
+
+    pub(crate) fn from_parts(shared: Shared<K>, overflow: Overflow) -> Self {
         Self {
-            shared: sync::Arc::new(Shared::new(limits.into())),
-            overflow: Overflow::default(),
+            shared: sync::Arc::new(shared),
+            overflow,
         }
     }
 
-    /// Sets whether a request above the limit of its tenant is rejected or queued, for this handle
-    /// and handles cloned from it.
+    /// Returns this handle with another policy for requests above the limit of their tenant. Other
+    /// handles keep theirs.
+    ///
+    /// # Examples
+    ///
+    /// Interactive requests are rejected at once, and batch jobs of the same tenants are queued:
+    ///
+    /// ```
+    /// use tower_tenant::{Overflow, TenantLimiter};
+    ///
+    /// let interactive = TenantLimiter::<u64>::new(4);
+    /// let batch = interactive.clone().overflow(Overflow::queue(100));
+    /// ```
     #[must_use]
     pub fn overflow(self, overflow: Overflow) -> Self {
         Self { overflow, ..self }
     }
 
-    /// Sets the maximum number of tracked tenants, for all handles. By default there is no maximum.
-    ///
-    /// When the table is full, a new tenant evicts an idle one. If no idle tenant is found, the
-    /// request of the new tenant is rejected. A search for an idle tenant looks at about 1,000
-    /// tenants, so that requests with made-up tenants stay cheap; the next search continues where
-    /// the last one ended.
-    #[must_use]
-    pub fn max_tenants(self, max: usize) -> Self {
-        self.shared.table.set_max(max);
-        self
-    }
-
-    /// Sets when idle tenants are evicted, for all handles.
-    #[must_use]
-    pub fn evictor(self, evictor: Evictor) -> Self {
-        self.shared.sweeper.set(evictor);
-        self
-    }
-
-    /// Limits how many requests are in flight over all tenants, and divides that capacity fairly
-    /// between them, for all handles.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the limiter has a capacity already (use [`set_capacity`](Self::set_capacity) to
-    /// change it) or is in use: it tracks tenants, whose requests would not count against the
-    /// capacity, or it was closed or drained, or [`anonymous_stats`](Self::anonymous_stats) was
-    /// called.
-    #[must_use]
-    #[expect(
-        clippy::panic,
-        reason = "a mistake in the program, found when it starts"
-    )]
-    pub fn capacity(self, capacity: impl Into<Capacity<K>>) -> Self {
-        let capacity = capacity.into();
-        let slots = capacity.slots();
-        let clock = sync::Arc::clone(&self.shared.context.clock);
-        let pool = Pool::new(slots, capacity.places(), clock);
-        let common = SharedCapacity {
-            pool: sync::Arc::new(pool),
-            capacity,
-        };
-        if self.is_in_use() || self.shared.capacity.set(common).is_err() {
-            panic!("`capacity` must be called once, before the first request");
-        }
-        self.shared.limits.set_capacity(slots);
-        self.shared.update_capacity();
-        self
-    }
-
-    /// Sets the `observer` that receives the events of all handles. A pair of observers is an
-    /// observer, too.
-    ///
-    /// The observer lives as long as the limiter. It must not hold a handle of the limiter.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the limiter has an observer already, or is in use (see
-    /// [`capacity`](Self::capacity)).
-    #[must_use]
-    #[expect(
-        clippy::panic,
-        reason = "a mistake in the program, found when it starts"
-    )]
-    pub fn observer(self, observer: impl Observer<K>) -> Self
-    where
-        K: 'static,
-    {
-        let Some(watch) = Observers::new(observer) else {
-            return self;
-        };
-        if self.is_in_use() || !self.shared.context.set_observer(watch) {
-            panic!("`observer` must be called once, before the first request");
-        }
-        self
-    }
-
-    /// Counts the admitted and rejected requests of each tenant, for all handles.
-    ///
-    /// The count costs one more atomic operation per request.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the limiter is in use (see [`capacity`](Self::capacity)).
-    #[must_use]
-    #[expect(
-        clippy::panic,
-        reason = "a mistake in the program, found when it starts"
-    )]
-    pub fn count_requests(self) -> Self {
-        if self.is_in_use() {
-            panic!("`count_requests` must be called before the first request");
-        }
-        self.shared.counts.store(true, Ordering::Relaxed);
-        self
-    }
-
-    /// Sets the maximum time that a request may hold its permit, for all handles. By default there
-    /// is no maximum.
-    ///
-    /// `max` is a [`MaxHold`], or a [`Duration`] after which the permit expires and the response
-    /// ends with an error.
-    ///
-    /// With a maximum, each admitted request allocates once, and takes a lock shared by all
-    /// requests when its permit is acquired and when it is released.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the limiter has a maximum hold time already, or is in use (see
-    /// [`capacity`](Self::capacity)).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_tenant::{limiter::MaxHold, TenantLimiter};
-    ///
-    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-    /// # async fn main() {
-    /// let minute = Duration::from_secs(60);
-    /// let limiter = TenantLimiter::<u64>::new(1).max_hold(MaxHold::after(minute).bare_permits());
-    /// let permit = limiter.try_acquire(&7).unwrap();
-    /// tokio::time::sleep(2 * minute).await;
-    /// assert!(permit.is_expired());
-    /// assert!(limiter.try_acquire(&7).is_ok());
-    /// # }
-    /// ```
-    #[must_use]
-    #[expect(
-        clippy::panic,
-        reason = "a mistake in the program, found when it starts"
-    )]
-    pub fn max_hold(self, max: impl Into<MaxHold>) -> Self {
-        if self.is_in_use() || !self.shared.context.bound(max.into(), Permit::expire) {
-            panic!("`max_hold` must be called once, before the first request");
-        }
-        self
-    }
-
-    /// Returns how many permits have expired so far; see [`max_hold`](Self::max_hold).
+    /// Returns how many permits have expired so far; see
+    /// [`max_hold`](TenantLimiterBuilder::max_hold).
     #[must_use]
     pub fn expired(&self) -> u64 {
         let expired = |holds: &Holds| holds.expired.load(Ordering::Relaxed);
         self.shared.context.holds().map_or(0, expired)
     }
 
-    /// Returns whether there are entries. An entry is built for the settings at that time, so they
-    /// can no longer change.
-    fn is_in_use(&self) -> bool {
-        self.shared.anonymous.get().is_some() || self.tracked() > 0
-    }
-
-    /// Returns the figures over all tenants, or `None` without a [`capacity`](Self::capacity).
+    /// Returns the figures over all tenants, or `None` without a
+    /// [`capacity`](TenantLimiterBuilder::capacity).
     ///
     /// The `limit` of these figures is the capacity.
     #[must_use]
     pub fn capacity_stats(&self) -> Option<Stats> {
-        let pool = &self.shared.capacity.get()?.pool;
+        let pool = &self.shared.capacity.as_ref()?.pool;
         let level = pool.level();
         Some(Stats {
             limit: level.capacity(),
@@ -264,10 +139,14 @@ impl<K> TenantLimiter<K> {
         self.shared.table.len()
     }
 
-    /// Returns the figures of the requests without a tenant that share one limit.
+    /// Returns the figures of the requests without a tenant that share one limit; see
+    /// [`MissingTenant::Share`](crate::extract::MissingTenant::Share).
     #[must_use]
     pub fn anonymous_stats(&self) -> Stats {
-        self.shared.anonymous().entry.gate.word().into()
+        match self.shared.anonymous.get() {
+            Some(anonymous) => anonymous.entry.gate.word().into(),
+            None => Stats::unused(self.shared.limits.overall().anonymous),
+        }
     }
 
     /// Returns how many requests without a tenant have passed unlimited so far.
@@ -303,13 +182,6 @@ impl<K> TenantLimiter<K> {
             .map(|shard| self.shared.table.sweep(shard, now, ttl).evicted)
             .sum()
     }
-
-    pub(crate) fn set_anonymous_limit(&self, limit: usize) {
-        self.shared.limits.set_missing(limit);
-        if let Some(anonymous) = self.shared.anonymous.get() {
-            self.shared.update_anonymous_limit(anonymous);
-        }
-    }
 }
 
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
@@ -318,7 +190,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// # Errors
     ///
     /// Returns [`Rejected`] if the tenant is at its limit or paused, if the
-    /// [`capacity`](Self::capacity) is in use, if the limiter is closed, or if the tenant is new
+    /// [`capacity`](TenantLimiterBuilder::capacity) is in use, if the limiter is closed, or if the tenant is new
     /// and the table is full.
     ///
     /// # Panics
@@ -356,14 +228,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() {
-    /// let limiter = TenantLimiter::<u64>::new(1).overflow(Overflow::queue(1));
-    /// let first = limiter.acquire(&7).await.unwrap();
-    /// let second = tokio::spawn({
-    ///     let limiter = limiter.clone();
-    ///     async move { limiter.acquire(&7).await }
-    /// });
-    /// drop(first);
-    /// assert!(second.await.unwrap().is_ok());
+    /// let limiter = TenantLimiter::<String>::new(1).overflow(Overflow::queue(1));
+    /// let first = limiter.acquire("acme").await.unwrap();
+    /// let (second, ()) = tokio::join!(limiter.acquire("acme"), async { drop(first) });
+    /// assert!(second.is_ok());
     /// # }
     /// ```
     pub async fn acquire<Q>(&self, tenant: &Q) -> Result<Permit, Rejected>
@@ -375,6 +243,36 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
             Admission::Admitted(permit) => Ok(permit),
             Admission::Queue(handle) => self.queue(handle).await,
         }
+    }
+
+    /// Acquires a permit as [`acquire`](Self::acquire) does. The future borrows nothing, so it can be
+    /// spawned or stored.
+    ///
+    /// # Errors
+    ///
+    /// Resolves to [`Rejected`] as [`acquire`](Self::acquire) does.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future removes the request from the queue and acquires no permit. The request
+    /// joins the queue at the first poll.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{Overflow, TenantLimiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let limiter = TenantLimiter::<u64>::new(1).overflow(Overflow::queue(1));
+    /// let first = limiter.acquire(&7).await.unwrap();
+    /// let second = tokio::spawn(limiter.acquire_owned(7));
+    /// drop(first);
+    /// assert!(second.await.unwrap().is_ok());
+    /// # }
+    /// ```
+    pub fn acquire_owned(&self, tenant: K) -> AcquireOwned<K> {
+        AcquireOwned::new(self.clone(), tenant)
     }
 
     /// Returns the figures of `tenant`, or `None` if it is not tracked.

@@ -15,7 +15,7 @@ use crate::gate::state;
 /// let reject = Overflow::reject(); // the default
 /// let queue = Overflow::queue(16).max_wait(Duration::from_millis(500));
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Overflow {
     queue: usize,
     max_wait: Duration,

@@ -280,7 +280,9 @@ mod tests {
 
     #[test]
     fn an_observed_permit_is_a_handle_to_a_stand_in_that_is_no_tenant() {
-        let limiter = TenantLimiter::<u64>::new(1).observer(|_: Option<&u64>, _: Event| ());
+        let limiter = TenantLimiter::<u64>::builder(1)
+            .observer(|_: Option<&u64>, _: Event| ())
+            .build();
         let permit = limiter.try_acquire(&7).unwrap();
         assert_eq!(size_of_val(&permit), 2 * size_of::<usize>());
         let observed = permit.visit().unwrap();

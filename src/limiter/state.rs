@@ -7,13 +7,10 @@ use std::{
 };
 
 use crate::{
-    capacity::{
-        Capacity,
-        pool::{Pool, Share},
-    },
+    capacity::{SharedCapacity, pool::Share},
     gate::{ALWAYS, state::Rule},
     limiter::sweeper::{Sweep, Sweeper},
-    limits::{CachedLimit, EffectiveLimits, Limits, Reading},
+    limits::{CachedLimit, EffectiveLimits, Reading},
     observe::{Event, TenantRef},
     rejected::{RejectReason, Rejected},
     tenant::{
@@ -34,32 +31,31 @@ pub(crate) struct Shared<K> {
     pub(crate) context: sync::Arc<LimiterContext>,
     pub(crate) sweeper: Sweeper,
     pub(crate) limits: EffectiveLimits<K>,
-    pub(crate) capacity: OnceLock<SharedCapacity<K>>,
+    pub(crate) capacity: Option<SharedCapacity<K, TenantHandle>>,
     // Whether the admitted and rejected requests of each tenant are counted.
-    pub(crate) counts: AtomicBool,
+    pub(crate) counts: bool,
     // The entry of requests without a tenant. Not in the table, so that it cannot collide with the
-    // key of a tenant. Made at first use, so that it gets its share of a capacity set before.
+    // key of a tenant. Made at first use.
     pub(crate) anonymous: OnceLock<Arc<Node<AnonymousKey>>>,
     pub(crate) bypassed: AtomicU64,
     pub(crate) exempted: AtomicU64,
     pub(crate) closed: AtomicBool,
 }
 
-/// The capacity that all tenants share.
-pub(crate) struct SharedCapacity<K> {
-    pub(crate) pool: sync::Arc<Pool<TenantHandle>>,
-    pub(crate) capacity: Capacity<K>,
-}
-
 impl<K> Shared<K> {
-    pub(crate) fn new(limits: Limits<K>) -> Self {
+    pub(crate) fn new(
+        context: LimiterContext,
+        limits: EffectiveLimits<K>,
+        capacity: Option<SharedCapacity<K, TenantHandle>>,
+        counts: bool,
+    ) -> Self {
         Self {
             table: Table::new(),
-            context: sync::Arc::new(LimiterContext::new()),
+            context: sync::Arc::new(context),
             sweeper: Sweeper::new(),
-            limits: EffectiveLimits::new(limits),
-            capacity: OnceLock::new(),
-            counts: AtomicBool::new(false),
+            limits,
+            capacity,
+            counts,
             anonymous: OnceLock::new(),
             bypassed: AtomicU64::new(0),
             exempted: AtomicU64::new(0),
@@ -76,7 +72,7 @@ impl<K> Shared<K> {
     }
 
     fn make_anonymous(&self) -> Arc<Node<AnonymousKey>> {
-        let share = self.capacity.get().map(|common| {
+        let share = self.capacity.as_ref().map(|common| {
             let pool = sync::Arc::clone(&common.pool);
             Share::new(pool, 1, None)
         });
@@ -87,7 +83,14 @@ impl<K> Shared<K> {
         Arc::new(Node::new(entry, AnonymousKey))
     }
 
-    pub(crate) fn update_anonymous_limit(&self, anonymous: &Node<AnonymousKey>) {
+    /// Puts the current limit of the requests without a tenant in force.
+    pub(crate) fn update_anonymous(&self) {
+        if let Some(anonymous) = self.anonymous.get() {
+            self.update_anonymous_limit(anonymous);
+        }
+    }
+
+    fn update_anonymous_limit(&self, anonymous: &Node<AnonymousKey>) {
         self.apply_current(
             || self.anonymous_rule(),
             |rule, is_current| anonymous.entry.set_limit(*rule, is_current),
@@ -97,7 +100,7 @@ impl<K> Shared<K> {
     fn anonymous_rule(&self) -> (u64, Rule) {
         let overall = self.limits.overall();
         let rule = Rule {
-            limit: overall.missing,
+            limit: overall.anonymous,
             dry: overall.dry,
         };
         (overall.version, rule)
@@ -105,7 +108,7 @@ impl<K> Shared<K> {
 
     /// Puts the current capacity in force, and whether it is in dry run.
     pub(crate) fn update_capacity(&self) {
-        let Some(common) = self.capacity.get() else {
+        let Some(common) = self.capacity.as_ref() else {
             return;
         };
         let overall = || {
@@ -118,7 +121,7 @@ impl<K> Shared<K> {
     }
 
     fn entry(&self, share: Option<Share<TenantHandle>>) -> Entry {
-        let counts = self.counts.load(Ordering::Relaxed).then(Counts::default);
+        let counts = self.counts.then(Counts::default);
         Entry::new(
             Optional::new(share, counts),
             sync::Arc::clone(&self.context),
@@ -128,9 +131,9 @@ impl<K> Shared<K> {
     /// Makes the share of a new tenant, with the weight of [`Capacity::weights`].
     /// [`track`](Self::track) sets the weight of an override.
     fn share_of(&self, tenant: &K) -> Option<Share<TenantHandle>> {
-        let common = self.capacity.get()?;
-        let weight = common.capacity.weight_of(tenant);
-        let owner = common.capacity.owner_of(tenant);
+        let common = self.capacity.as_ref()?;
+        let weight = common.weight_of(tenant);
+        let owner = common.owner_of(tenant);
         Some(Share::new(sync::Arc::clone(&common.pool), weight, owner))
     }
 
@@ -145,8 +148,8 @@ impl<K> Shared<K> {
         let mut cached = None;
         self.apply_current_of(tenant, |reading, is_current| {
             let weight = reading.own.weight.unwrap_or_else(|| {
-                let weigh = |common: &SharedCapacity<K>| common.capacity.weight_of(tenant);
-                *cached.get_or_insert_with(|| self.capacity.get().map_or(1, weigh))
+                let weigh = |common: &SharedCapacity<K, TenantHandle>| common.weight_of(tenant);
+                *cached.get_or_insert_with(|| self.capacity.as_ref().map_or(1, weigh))
             });
             share.set_weight(weight, is_current)
         });
@@ -335,12 +338,12 @@ impl<K: Send + Sync + 'static> Sweep for Shared<K> {
 
 #[cfg(all(test, not(tenant_loom)))]
 mod tests {
-    use super::*;
+    use crate::limiter::TenantLimiter;
 
     #[test]
     fn requests_without_a_tenant_have_their_limit_from_the_first_moment() {
-        let shared = Shared::<u64>::new(4.into());
-        shared.limits.set_missing(7);
-        assert_eq!(shared.make_anonymous().entry.gate.word().limit(), 7);
+        let limiter = TenantLimiter::<u64>::builder(4).anonymous_limit(7).build();
+        let anonymous = limiter.shared.make_anonymous();
+        assert_eq!(anonymous.entry.gate.word().limit(), 7);
     }
 }

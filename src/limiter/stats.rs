@@ -6,7 +6,7 @@ use crate::gate::state::GateState;
 ///
 /// [`TenantLimiter::capacity_stats`](crate::TenantLimiter::capacity_stats) returns them for all
 /// tenants together, where `waiting` is read separately.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Stats {
@@ -17,6 +17,13 @@ pub struct Stats {
     pub in_flight: usize,
     /// How many requests are queued. None of them counts as in flight.
     pub waiting: usize,
+}
+
+impl Stats {
+    /// Returns the figures of a limit that no request has used.
+    pub(crate) fn unused(limit: usize) -> Self {
+        GateState::new(limit, false).into()
+    }
 }
 
 impl From<GateState> for Stats {

@@ -5,11 +5,11 @@
 use std::{borrow::Borrow, hash::Hash};
 
 use crate::{
-    limiter::TenantLimiter,
+    limiter::{TenantLimiter, evictor::Evictor},
     limits::{
         Limits,
         overrides::{Change, Override},
-        settings::{NoCapacity, Settings},
+        settings::{ApplyError, Settings},
     },
     observe::{Event, TenantRef},
     tenant::entry::Tracked,
@@ -22,16 +22,40 @@ use crate::{
 
 impl<K> TenantLimiter<K> {
     /// Sets how many requests may be in flight over all tenants. Does nothing if the limiter was
-    /// built without a [`capacity`](Self::capacity).
+    /// built without a [`capacity`](crate::limiter::TenantLimiterBuilder::capacity).
     ///
     /// Raising it admits queued requests at once. After lowering it, requests in flight keep their
     /// permits, and queued requests are admitted only once fewer than `slots` are in flight.
     pub fn set_capacity(&self, slots: usize) {
-        if self.shared.capacity.get().is_some() {
+        if self.shared.capacity.is_some() {
             self.shared.limits.set_capacity(slots);
             self.shared.update_capacity();
             self.capacity_changed(slots);
         }
+    }
+
+    /// Sets the maximum number of tracked tenants.
+    ///
+    /// After lowering it, tracked tenants stay, and new tenants are tracked only in place of idle
+    /// ones. See [`max_tenants`](crate::limiter::TenantLimiterBuilder::max_tenants).
+    pub fn set_max_tenants(&self, max: usize) {
+        self.shared.table.set_max(max);
+    }
+
+    /// Sets when idle tenants are evicted, and restarts the task that evicts them at the next
+    /// request.
+    pub fn set_evictor(&self, evictor: Evictor) {
+        self.shared.sweeper.set(evictor);
+    }
+
+    /// Sets the limit shared by all requests without a tenant, for
+    /// [`MissingTenant::Share`](crate::extract::MissingTenant::Share).
+    ///
+    /// It takes effect as a limit of a tenant does, and no longer follows
+    /// [`set_default_limit`](Self::set_default_limit).
+    pub fn set_anonymous_limit(&self, limit: usize) {
+        self.shared.limits.set_anonymous(limit);
+        self.shared.update_anonymous();
     }
 
     fn capacity_changed(&self, slots: usize) {
@@ -150,7 +174,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// [own](Self::set_tenant_dry_run).
     ///
     /// In a dry run of all tenants, every request is admitted, whatever the limit, the capacity, a
-    /// pause or [`max_tenants`](Self::max_tenants) would have decided. A request that would have
+    /// pause or [`max_tenants`](crate::limiter::TenantLimiterBuilder::max_tenants) would have decided. A request that would have
     /// been rejected or queued is reported to the [`Observer`](crate::observe::Observer), and
     /// [`would_have_rejected`](Self::would_have_rejected) counts the rejections. Requests without a
     /// usable tenant pass unlimited. The number of requests in flight stays exact, and may exceed
@@ -172,9 +196,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         if on {
             self.shared.update_capacity();
         }
-        if let Some(anonymous) = self.shared.anonymous.get() {
-            self.shared.update_anonymous_limit(anonymous);
-        }
+        self.shared.update_anonymous();
         self.update_all(|tracked| self.shared.update_dry(tracked));
         if !on {
             self.shared.update_capacity();
@@ -187,7 +209,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// [`clear_tenant_dry_run`](Self::clear_tenant_dry_run) removes it.
     ///
     /// A dry run of one tenant covers its limit and its pause. What all tenants share is still
-    /// enforced: its requests wait for the [`capacity`](Self::capacity) as others do and get no
+    /// enforced: its requests wait for the [`capacity`](crate::limiter::TenantLimiterBuilder::capacity) as others do and get no
     /// more than their share of it, and a full table rejects the tenant if it is new. Only while
     /// [`set_dry_run`](Self::set_dry_run) is enabled are these in dry run, too.
     ///
@@ -228,7 +250,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
 
     /// Sets the weight of one tenant, from 1 to 1 048 576. Values outside that range are clamped.
     ///
-    /// The [`capacity`](Self::capacity) is divided in proportion to the weights. The weight stays
+    /// The [`capacity`](crate::limiter::TenantLimiterBuilder::capacity) is divided in proportion to the weights. The weight stays
     /// when the tenant is evicted, until [`clear_weight`](Self::clear_weight) removes it.
     pub fn set_weight<Q>(&self, tenant: &Q, weight: usize)
     where
@@ -265,16 +287,16 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// # Errors
     ///
-    /// Returns [`NoCapacity`], and changes nothing, if `settings` has a capacity or a weight and
-    /// the limiter was built without a [`capacity`](Self::capacity).
+    /// Returns [`ApplyError`], and changes nothing, if `settings` has a capacity or a weight and
+    /// the limiter was built without a [`capacity`](crate::limiter::TenantLimiterBuilder::capacity).
     ///
     /// # Panics
     ///
     /// Panics if the function of [`Limits::from_fn`] or of
     /// [`Capacity::weights`](crate::Capacity::weights) panics, after everything else is in force.
-    pub fn apply(&self, settings: Settings<K>) -> Result<(), NoCapacity> {
-        if settings.wants_capacity() && self.shared.capacity.get().is_none() {
-            return Err(NoCapacity);
+    pub fn apply(&self, settings: Settings<K>) -> Result<(), ApplyError> {
+        if settings.wants_capacity() && self.shared.capacity.is_none() {
+            return Err(ApplyError::NoCapacity);
         }
         let changes = self.shared.limits.replace(
             settings.limit.map(Limits::from),
@@ -364,6 +386,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     }
 
     fn update_all_limits(&self) {
+        self.shared.update_anonymous();
         self.update_all(|tracked| self.shared.update_limit(tracked));
     }
 

@@ -17,6 +17,9 @@ use crate::{
     },
 };
 
+/// The limit if none is given.
+pub(crate) const DEFAULT_LIMIT: usize = 4;
+
 /// The limit of each tenant: one number for all tenants, or a function of the tenant.
 ///
 /// A limit of 0 pauses a tenant: its requests are rejected at once, never queued, and a paused
@@ -116,7 +119,8 @@ struct Set<K> {
     overrides: Overrides<K>,
     dry: bool,
     capacity: usize,
-    missing: usize,
+    // `None`: follows `limits`.
+    anonymous: Option<usize>,
 }
 
 /// The settings of one version for one tenant.
@@ -135,7 +139,7 @@ pub(crate) struct Overall {
     pub(crate) dry: bool,
     pub(crate) capacity: usize,
     /// The limit shared by requests without a tenant.
-    pub(crate) missing: usize,
+    pub(crate) anonymous: usize,
 }
 
 /// The default limit of one tenant, with the version of the limits that it was derived from.
@@ -143,14 +147,14 @@ pub(crate) struct Overall {
 pub(crate) struct CachedLimit(Option<(u64, usize)>);
 
 impl<K> EffectiveLimits<K> {
-    pub(crate) fn new(limits: Limits<K>) -> Self {
+    pub(crate) fn new(limits: Limits<K>, anonymous: Option<usize>, capacity: usize) -> Self {
         let settings = Set {
             limits,
             function_version: 0,
             overrides: Overrides::new(),
             dry: false,
-            capacity: 0,
-            missing: 0,
+            capacity,
+            anonymous,
         };
         Self {
             hasher: RandomState::new(),
@@ -246,8 +250,8 @@ impl<K> EffectiveLimits<K> {
         self.change(|set| set.capacity = capacity);
     }
 
-    pub(crate) fn set_missing(&self, limit: usize) {
-        self.change(|set| set.missing = limit);
+    pub(crate) fn set_anonymous(&self, limit: usize) {
+        self.change(|set| set.anonymous = Some(limit));
     }
 
     /// Returns all overrides.
@@ -261,7 +265,7 @@ impl<K> EffectiveLimits<K> {
             version: self.version.load(Ordering::Relaxed),
             dry: set.dry,
             capacity: set.capacity,
-            missing: set.missing,
+            anonymous: set.anonymous_limit(),
         }
     }
 
@@ -297,6 +301,11 @@ impl<K> EffectiveLimits<K> {
 }
 
 impl<K> Set<K> {
+    fn anonymous_limit(&self) -> usize {
+        let limit = self.anonymous.or(self.limits.number());
+        limit.unwrap_or(DEFAULT_LIMIT).min(state::MAX)
+    }
+
     fn replace_limits(&mut self, limits: Limits<K>) -> Limits<K> {
         self.function_version += 1;
         mem::replace(&mut self.limits, limits)

@@ -16,26 +16,30 @@ use crate::util::{
 /// [`Settings`](crate::settings::Settings) replaces them.
 ///
 /// [`TenantLimiter::overrides`]: crate::TenantLimiter::overrides
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
-    derive(serde::Deserialize),
+    derive(serde::Serialize, serde::Deserialize),
     serde(deny_unknown_fields, default)
 )]
 #[non_exhaustive]
 pub struct Override {
     /// How many of its requests may be in flight; 0 pauses the tenant. `None` for the default
     /// limit.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub limit: Option<usize>,
     /// Its weight in the shared capacity. `None` for the weight that
     /// [`Capacity::weights`](crate::Capacity::weights) gives it.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub weight: Option<usize>,
     /// Whether the tenant is paused, whatever its limit.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "std::ops::Not::not"))]
     pub paused: bool,
     /// Whether it is in dry run, as [`set_tenant_dry_run`] sets it. `None` to follow
     /// [`TenantLimiter::set_dry_run`](crate::TenantLimiter::set_dry_run).
     ///
     /// [`set_tenant_dry_run`]: crate::TenantLimiter::set_tenant_dry_run
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub dry_run: Option<bool>,
 }
 

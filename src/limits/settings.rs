@@ -37,18 +37,23 @@ use std::{collections::HashMap, error, fmt};
 #[derive(Clone, Debug)]
 #[cfg_attr(
     feature = "serde",
-    derive(serde::Deserialize),
+    derive(serde::Serialize, serde::Deserialize),
     serde(
         deny_unknown_fields,
         default,
-        bound = "K: serde::Deserialize<'de> + std::hash::Hash + Eq"
+        bound(
+            serialize = "K: serde::Serialize",
+            deserialize = "K: serde::Deserialize<'de> + std::hash::Hash + Eq"
+        )
     )
 )]
 #[non_exhaustive]
 pub struct Settings<K> {
     /// The limit of all tenants without a limit of their own. `None` leaves it unchanged.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub limit: Option<usize>,
     /// The capacity that all tenants share. `None` leaves it unchanged.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub capacity: Option<usize>,
     /// The per-tenant overrides. A tenant that is not listed has no override afterwards.
     pub tenants: HashMap<K, Override>,
@@ -71,17 +76,24 @@ impl<K> Default for Settings<K> {
     }
 }
 
-/// The error of [`TenantLimiter::apply`] if a capacity or a weight is set and the limiter was built
-/// without a capacity.
+/// The error of [`TenantLimiter::apply`]; nothing was changed.
 ///
 /// [`TenantLimiter::apply`]: crate::TenantLimiter::apply
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoCapacity;
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ApplyError {
+    /// The settings have a capacity or a weight, and the limiter was built without a capacity.
+    NoCapacity,
+}
 
-impl fmt::Display for NoCapacity {
+impl fmt::Display for ApplyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a capacity or a weight is set, and the limiter was built without a capacity")
+        match self {
+            Self::NoCapacity => f.write_str(
+                "a capacity or a weight is set, and the limiter was built without a capacity",
+            ),
+        }
     }
 }
 
-impl error::Error for NoCapacity {}
+impl error::Error for ApplyError {}

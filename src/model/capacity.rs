@@ -4,13 +4,13 @@ use std::sync;
 
 use loom::{future::block_on, thread};
 
-use super::{Inside, TENANT, acquire_of, explore, explore_to, limiter, poll};
+use super::{Inside, TENANT, acquire_of, builder, explore, explore_to, poll};
 use crate::{limiter::TenantLimiter, rejected::RejectReason};
 
 const OTHER: u8 = TENANT + 1;
 
 fn sharing(limit: usize, capacity: usize) -> TenantLimiter<u8> {
-    limiter(limit).capacity(capacity)
+    builder(limit).capacity(capacity).build()
 }
 
 /// As many slots as there were, no request waits, and no tenant is tied down.

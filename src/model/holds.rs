@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use loom::{future::block_on, sync::Arc, thread};
 
-use super::{TENANT, acquire, assert_at_rest, explore, limiter, poll, waiting};
+use super::{TENANT, acquire, assert_at_rest, builder, explore, poll, waiting};
 use crate::{
     limiter::TenantLimiter,
     tenant::{
@@ -16,7 +16,7 @@ use crate::{
 const LONGEST: MaxHold = MaxHold::after(Duration::from_secs(1)).bare_permits();
 
 fn bounded() -> TenantLimiter<u8> {
-    limiter(1).max_hold(LONGEST)
+    builder(1).max_hold(LONGEST).build()
 }
 
 /// Takes all slots back that are held.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use loom::thread;
 
-use super::{TENANT, acquire, explore, explore_to, limiter, poll};
+use super::{TENANT, acquire, builder, explore, explore_to, limiter, poll};
 use crate::{
     limiter::TenantLimiter,
     limits::{overrides::Override, settings::Settings},
@@ -90,7 +90,7 @@ fn settings_and_a_single_change_leave_in_force_what_came_last() {
 #[test]
 fn of_two_settings_all_of_one_is_in_force() {
     explore(|| {
-        let limiter = limiter(1).capacity(1);
+        let limiter = builder(1).capacity(1).build();
         drop(limiter.try_acquire(&TENANT));
         let apply = |limiter: &TenantLimiter<u8>, number| {
             let settings = Settings {
@@ -130,7 +130,7 @@ fn a_limit_that_is_cleared_while_another_is_set_does_not_come_back() {
 #[test]
 fn a_dry_run_of_one_tenant_takes_no_more_than_the_capacity() {
     explore_to(1, || {
-        let limiter = limiter(1).capacity(1);
+        let limiter = builder(1).capacity(1).build();
         let permit = limiter.try_acquire(&OTHER).unwrap();
         let mut waiter = acquire(&limiter);
         assert!(poll(&mut waiter).is_pending());

@@ -21,7 +21,7 @@ use loom::{future::block_on, sync::Arc, thread};
 
 use crate::{
     gate::{ALWAYS, Gate, Joined},
-    limiter::{TenantLimiter, overflow::Overflow, permit::Permit},
+    limiter::{TenantLimiter, TenantLimiterBuilder, overflow::Overflow, permit::Permit},
     rejected::{RejectReason, Rejected},
 };
 
@@ -71,7 +71,11 @@ fn explore_to(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
 }
 
 fn limiter(limit: usize) -> TenantLimiter<u8> {
-    TenantLimiter::new(limit).overflow(Overflow::queue(2).max_wait(Duration::MAX))
+    builder(limit).build()
+}
+
+fn builder(limit: usize) -> TenantLimiterBuilder<u8> {
+    TenantLimiter::builder(limit).overflow(Overflow::queue(2).max_wait(Duration::MAX))
 }
 
 type Acquire = Pin<Box<dyn Future<Output = Result<Permit, Rejected>> + Send>>;
@@ -528,7 +532,7 @@ fn eviction_leaves_a_waiter_its_place() {
 #[test]
 fn a_full_table_makes_room_only_by_an_idle_tenant() {
     explore(|| {
-        let limiter = limiter(1).max_tenants(1);
+        let limiter = builder(1).max_tenants(1).build();
         let inside = sync::Arc::new(Inside::default());
         drop(limiter.try_acquire(&TENANT));
         let newcomer = {

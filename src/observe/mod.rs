@@ -19,7 +19,7 @@ use crate::{
 ///
 /// It is implemented for closures `Fn(Option<&K>, Event)`, for `()`, which ignores all events, and
 /// for a pair of observers, which notifies both. Set it with
-/// [`TenantLimiter::observer`](crate::TenantLimiter::observer).
+/// [`observer`](crate::limiter::TenantLimiterBuilder::observer) of the builder.
 ///
 /// The observer runs without a lock held, on the thread that caused the event, and should return
 /// quickly. A panic in it is caught: the panic hook reports it and nothing else changes. An event
@@ -34,11 +34,12 @@ use crate::{
 ///
 /// let rejections = Arc::new(AtomicU64::new(0));
 /// let count = Arc::clone(&rejections);
-/// let limiter = TenantLimiter::<String>::new(1).observer(move |_: Option<&String>, event| {
+/// let observer = move |_: Option<&String>, event| {
 ///     if let Event::Rejected { .. } = event {
 ///         count.fetch_add(1, Ordering::Relaxed);
 ///     }
-/// });
+/// };
+/// let limiter = TenantLimiter::builder(1).observer(observer).build();
 /// let permit = limiter.try_acquire("acme");
 /// assert!(limiter.try_acquire("acme").is_err());
 /// assert_eq!(rejections.load(Ordering::Relaxed), 1);
@@ -60,7 +61,7 @@ pub trait Observer<K>: Send + Sync + 'static {
 ///
 /// Each limited request emits exactly one of `Admitted`, `Rejected` and `Cancelled`. Each admitted
 /// request also emits `Released`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Event {
     /// The limiter started to track the tenant.
@@ -76,11 +77,13 @@ pub enum Event {
     /// A request was queued.
     Queued,
     /// A request was admitted.
+    #[non_exhaustive]
     Admitted {
         /// How long the request waited; `None` if it was not queued.
         waited: Option<Duration>,
     },
     /// A request was rejected.
+    #[non_exhaustive]
     Rejected {
         /// The rejection that the caller gets.
         rejected: Rejected,
@@ -91,6 +94,7 @@ pub enum Event {
     ///
     /// Its next event is `Admitted`. A request without a tenant that takes no permit has no
     /// further event.
+    #[non_exhaustive]
     WouldReject {
         /// The rejection that the caller would have got.
         rejected: Rejected,
@@ -98,11 +102,13 @@ pub enum Event {
     /// In a dry run: an admitted request would have been queued.
     WouldQueue,
     /// The caller dropped a request while it was queued.
+    #[non_exhaustive]
     Cancelled {
         /// How long the request waited.
         waited: Duration,
     },
     /// An admitted request released its permit.
+    #[non_exhaustive]
     Released {
         /// How the request ended.
         outcome: Outcome,
@@ -111,12 +117,14 @@ pub enum Event {
     },
     /// The limit of a tenant was set or cleared, or the tenant was paused. Without a tenant, the
     /// default limit changed: that of all tenants without an override.
+    #[non_exhaustive]
     LimitChanged {
         /// The new limit; 0 for a pause. `None` if the override was cleared, so that the default
         /// applies, or if the default is computed by a function.
         limit: Option<usize>,
     },
     /// The shared capacity was set.
+    #[non_exhaustive]
     CapacityChanged {
         /// The maximum number of requests in flight over all tenants.
         slots: usize,
@@ -175,7 +183,7 @@ impl<K> Observer<K> for () {
 
 impl<K, A: Observer<K>, B: Observer<K>> Observer<K> for (A, B) {
     fn observe(&self, tenant: Option<&K>, event: Event) {
-        catch_panic(|| self.0.observe(tenant, event));
+        catch_panic(|| self.0.observe(tenant, event.clone()));
         self.1.observe(tenant, event);
     }
 

@@ -40,8 +40,9 @@ use crate::{
 /// ```
 /// use tower_tenant::{observe::trace::Trace, TenantLimiter};
 ///
-/// let limiter = TenantLimiter::<String>::new(4)
-///     .observer(Trace::new().tenant(|tenant: &String| tenant.clone()));
+/// let limiter = TenantLimiter::<String>::builder(4)
+///     .observer(Trace::new().tenant(|tenant: &String| tenant.clone()))
+///     .build();
 /// ```
 pub struct Trace<K> {
     name: Option<Box<Name<K>>>,

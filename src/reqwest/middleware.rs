@@ -1,6 +1,6 @@
 //! The limiter as a middleware for reqwest-middleware.
 
-use std::{borrow::Cow, fmt, hash::Hash};
+use std::{borrow::Cow, fmt, hash::Hash, sync::Arc};
 
 use async_trait::async_trait;
 use http::Extensions;
@@ -76,7 +76,7 @@ pub struct TenantMiddleware<K> {
     responds: bool,
 }
 
-type Extract<K> = Box<dyn Fn(&Request, &Extensions) -> Result<K, NoTenant> + Send + Sync>;
+type Extract<K> = Arc<dyn Fn(&Request, &Extensions) -> Result<K, NoTenant> + Send + Sync>;
 
 impl<K> TenantMiddleware<K> {
     /// Creates a middleware that acquires permits of `limiter`, for the tenant that `extract`
@@ -96,7 +96,7 @@ impl<K> TenantMiddleware<K> {
             move |req: &Request, extensions: &Extensions| extract(req, extensions).into_tenant();
         Self {
             limiter,
-            extract: Box::new(extract),
+            extract: Arc::new(extract),
             missing: MissingTenant::default(),
             hold: Hold::default(),
             responds: false,
@@ -104,12 +104,7 @@ impl<K> TenantMiddleware<K> {
     }
 
     /// Sets the policy for requests without a tenant; by default they are rejected.
-    ///
-    /// The limit of [`MissingTenant::Share`] belongs to the limiter, so all its handles share it.
     pub fn missing(self, missing: MissingTenant) -> Self {
-        if let MissingTenant::Share(limit) = missing {
-            self.limiter.set_anonymous_limit(limit);
-        }
         Self { missing, ..self }
     }
 
@@ -188,6 +183,18 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Middleware for TenantMiddlewa
                 end(permit.map(Slot::Sole), Outcome::of(&result));
                 result
             }
+        }
+    }
+}
+
+impl<K> Clone for TenantMiddleware<K> {
+    fn clone(&self) -> Self {
+        Self {
+            limiter: self.limiter.clone(),
+            extract: Arc::clone(&self.extract),
+            missing: self.missing,
+            hold: self.hold,
+            responds: self.responds,
         }
     }
 }

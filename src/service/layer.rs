@@ -5,16 +5,13 @@ use std::{fmt, sync::Arc};
 use tower_layer::Layer;
 
 use crate::{
-    capacity::Capacity,
-    extract::{exempt::Exempt, missing::MissingTenant},
-    limiter::{TenantLimiter, evictor::Evictor, overflow::Overflow},
+    extract::{TenantKey, exempt::Exempt, missing::MissingTenant},
+    limiter::{TenantLimiter, overflow::Overflow},
     limits::Limits,
-    observe::Observer,
     service::{
         mode::Errors,
         service::{Config, TenantConcurrency},
     },
-    tenant::max_hold::MaxHold,
 };
 
 /// Limits how many requests of one tenant are in flight in the services it wraps.
@@ -59,13 +56,34 @@ impl<K, X> TenantConcurrencyLayer<K, X> {
     /// Creates a layer that limits each tenant to `limits` requests in flight, and finds the tenant
     /// of a request with `extract`.
     ///
-    /// `limits` is a number, or a function of the tenant: [`Limits::from_fn`]. No runtime is
-    /// needed to create the layer.
-    pub fn new(limits: impl Into<Limits<K>>, extract: X) -> Self {
+    /// `limits` is a number, or a function of the tenant: [`Limits::from_fn`]. `extract` is an
+    /// extractor of [`extract`](crate::extract), or a closure. [`with_limiter`](Self::with_limiter)
+    /// sets more. No runtime is needed to create the layer.
+    pub fn new<M>(limits: impl Into<Limits<K>>, extract: X) -> Self
+    where
+        X: TenantKey<M, Key = K>,
+    {
         Self::with_limiter(TenantLimiter::new(limits), extract)
     }
 
-    /// Creates a layer that shares the limits of `limiter` with its other users.
+    /// Creates a layer that acquires permits of `limiter`, and shares its limits with other users
+    /// of it.
+    ///
+    /// # Examples
+    ///
+    /// A capacity that all tenants share:
+    ///
+    /// ```
+    /// # #[cfg(feature = "http")] {
+    /// use tower_tenant::{header, Overflow, TenantConcurrencyLayer, TenantLimiter};
+    ///
+    /// let limiter = TenantLimiter::<String>::builder(64)
+    ///     .overflow(Overflow::queue(100))
+    ///     .capacity(64)
+    ///     .build();
+    /// let layer = TenantConcurrencyLayer::with_limiter(limiter, header("x-tenant-id")).http();
+    /// # }
+    /// ```
     pub fn with_limiter(limiter: TenantLimiter<K>, extract: X) -> Self {
         Self::of(Config {
             limiter,
@@ -93,66 +111,14 @@ impl<K, X, F> TenantConcurrencyLayer<K, X, F> {
 impl<K, X: Clone, F: Clone> TenantConcurrencyLayer<K, X, F> {
     /// Sets the policy for requests of a tenant that is at its limit; by default they are rejected.
     pub fn overflow(self, overflow: Overflow) -> Self {
-        self.map_limiter(|limiter| limiter.overflow(overflow))
-    }
-
-    /// Sets the maximum number of tracked tenants; see [`TenantLimiter::max_tenants`].
-    pub fn max_tenants(self, max: usize) -> Self {
-        self.map_limiter(|limiter| limiter.max_tenants(max))
-    }
-
-    /// Limits how many requests of all tenants are in flight, and shares the capacity fairly among
-    /// tenants; see [`TenantLimiter::capacity`].
-    ///
-    /// # Panics
-    ///
-    /// Panics if the limiter already has a capacity, or already tracks tenants.
-    pub fn capacity(self, capacity: impl Into<Capacity<K>>) -> Self {
-        self.map_limiter(|limiter| limiter.capacity(capacity))
-    }
-
-    /// Sets the observer of the limiter's events; see [`TenantLimiter::observer`].
-    ///
-    /// # Panics
-    ///
-    /// Panics if the limiter already has an observer, or is in use.
-    pub fn observer(self, observer: impl Observer<K>) -> Self
-    where
-        K: 'static,
-    {
-        self.map_limiter(|limiter| limiter.observer(observer))
-    }
-
-    /// Counts the requests of each tenant; see [`TenantLimiter::count_requests`].
-    ///
-    /// # Panics
-    ///
-    /// Panics if the limiter is in use.
-    pub fn count_requests(self) -> Self {
-        self.map_limiter(TenantLimiter::count_requests)
-    }
-
-    /// Sets how long a request may hold its permit; see [`TenantLimiter::max_hold`].
-    ///
-    /// # Panics
-    ///
-    /// Panics if the limiter already has a maximum hold time, or is in use.
-    pub fn max_hold(self, max: impl Into<MaxHold>) -> Self {
-        self.map_limiter(|limiter| limiter.max_hold(max))
-    }
-
-    /// Sets when idle tenants are evicted; see [`TenantLimiter::evictor`].
-    pub fn evictor(self, evictor: Evictor) -> Self {
-        self.map_limiter(|limiter| limiter.evictor(evictor))
+        self.map(|settings| Config {
+            limiter: settings.limiter.overflow(overflow),
+            ..settings
+        })
     }
 
     /// Sets the policy for requests without a tenant; by default they are rejected.
-    ///
-    /// The limit of [`MissingTenant::Share`] belongs to the limiter, so all its handles share it.
     pub fn missing(self, missing: MissingTenant) -> Self {
-        if let MissingTenant::Share(limit) = missing {
-            self.limiter().set_anonymous_limit(limit);
-        }
         self.map(|settings| Config {
             missing,
             ..settings
@@ -174,7 +140,7 @@ impl<K, X: Clone, F: Clone> TenantConcurrencyLayer<K, X, F> {
     /// use http::{Method, Request};
     /// use tower_tenant::{header, TenantConcurrencyLayer};
     ///
-    /// let layer = TenantConcurrencyLayer::<String, _>::new(4, header("x-tenant-id"))
+    /// let layer = TenantConcurrencyLayer::new(4, header("x-tenant-id"))
     ///     .exempt(|req: &Request<_>| {
     ///         req.method() == Method::OPTIONS || req.uri().path() == "/health"
     ///     })
@@ -188,13 +154,6 @@ impl<K, X: Clone, F: Clone> TenantConcurrencyLayer<K, X, F> {
             extract: Exempt::new(settings.extract, exempts),
             missing: settings.missing,
             mode: settings.mode,
-        })
-    }
-
-    fn map_limiter(self, map: impl FnOnce(TenantLimiter<K>) -> TenantLimiter<K>) -> Self {
-        self.map(|settings| Config {
-            limiter: map(settings.limiter),
-            ..settings
         })
     }
 

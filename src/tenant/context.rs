@@ -2,7 +2,7 @@
 
 use std::{
     future::poll_fn,
-    sync::{self, OnceLock},
+    sync,
     task::{Poll, Waker, ready},
     time::Duration,
 };
@@ -14,7 +14,7 @@ use crate::{
     },
     observe::{Event, Observers, TenantRef},
     rejected::{RejectReason, Rejected},
-    tenant::{entry::TenantHandle, holds::Holds, max_hold::MaxHold},
+    tenant::holds::Holds,
     util::{
         clock::Clock,
         retry_after::Backoff,
@@ -30,8 +30,8 @@ pub(crate) struct LimiterContext {
     drains: Mutex<Vec<Arc<Waiter>>>,
     // Of requests that are rejected without an entry.
     rejections: Backoff,
-    observers: OnceLock<Observers>,
-    holds: OnceLock<Holds>,
+    observers: Option<Observers>,
+    holds: Option<Holds>,
     // How many requests would have been rejected without a dry run.
     pub(crate) would_reject: AtomicU64,
 }
@@ -44,33 +44,23 @@ pub(crate) struct Counts {
 }
 
 impl LimiterContext {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(observers: Option<Observers>, holds: Option<Holds>) -> Self {
         Self {
             clock: sync::Arc::new(Clock::new()),
             drains: Mutex::new(Vec::new()),
             rejections: Backoff::new(),
-            observers: OnceLock::new(),
-            holds: OnceLock::new(),
+            observers,
+            holds,
             would_reject: AtomicU64::new(0),
         }
     }
 
-    /// Sets the observer. Returns false if there is one already.
-    pub(crate) fn set_observer(&self, observers: Observers) -> bool {
-        self.observers.set(observers).is_ok()
-    }
-
     pub(crate) fn has_observer(&self) -> bool {
-        self.observers.get().is_some()
-    }
-
-    /// Sets the maximum hold time. Returns false if there is one already.
-    pub(crate) fn bound(&self, max: MaxHold, release: fn(&TenantHandle)) -> bool {
-        self.holds.set(Holds::new(max, release)).is_ok()
+        self.observers.is_some()
     }
 
     pub(crate) fn holds(&self) -> Option<&Holds> {
-        self.holds.get()
+        self.holds.as_ref()
     }
 
     /// Returns whether every request takes the slow path: for an observer or a maximum hold time.
@@ -91,14 +81,14 @@ impl LimiterContext {
         tenant: TenantRef<'_>,
         event: Event,
     ) {
-        self.count(counts, event);
-        if let Some(observers) = self.observers.get() {
+        self.count(counts, &event);
+        if let Some(observers) = &self.observers {
             observers.notify(tenant, event);
         }
     }
 
     /// Counts an event without reporting it.
-    pub(crate) fn count(&self, counts: Option<&Counts>, event: Event) {
+    pub(crate) fn count(&self, counts: Option<&Counts>, event: &Event) {
         let count = match (event, counts) {
             (Event::WouldReject { .. }, _) => &self.would_reject,
             (Event::Admitted { .. }, Some(counts)) => &counts.admitted,
@@ -110,7 +100,7 @@ impl LimiterContext {
 
     /// Returns the time of an admission, if the observer times holds; otherwise 0.
     pub(crate) fn starts_hold(&self) -> u64 {
-        match self.observers.get() {
+        match &self.observers {
             Some(observers) if observers.times_holds => self.now(),
             _ => 0,
         }

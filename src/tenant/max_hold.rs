@@ -34,15 +34,16 @@ use std::time::Duration;
 /// ```
 /// # #[cfg(feature = "http")] {
 /// use std::time::Duration;
-/// use tower_tenant::{header, limiter::MaxHold, TenantConcurrencyLayer};
+/// use tower_tenant::{header, limiter::MaxHold, TenantConcurrencyLayer, TenantLimiter};
 ///
 /// let minute = Duration::from_secs(60);
-/// let layer = TenantConcurrencyLayer::<String, _>::new(4, header("x-tenant-id"))
+/// let limiter = TenantLimiter::<String>::builder(4)
 ///     .max_hold(MaxHold::after(minute).let_responses_go_on())
-///     .http();
+///     .build();
+/// let layer = TenantConcurrencyLayer::with_limiter(limiter, header("x-tenant-id")).http();
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MaxHold {
     after: Duration,
     cuts: bool,
@@ -131,7 +132,7 @@ impl From<Duration> for MaxHold {
 /// The error of a response body whose request has held its permit for longer than [`MaxHold`]
 /// allows.
 #[cfg(feature = "http")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct HoldExpired;
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod clock;
 pub(crate) mod key;
+pub(crate) mod name;
 pub(crate) mod panic;
 pub(crate) mod retry_after;
 pub(crate) mod rows;

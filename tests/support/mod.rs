@@ -197,7 +197,7 @@ pub fn forget_all<K: 'static>(limiter: &TenantLimiter<K>) {
 
 /// Evicts every idle tenant now, and switches the evictor off.
 pub fn forget_idle<K: 'static>(limiter: &TenantLimiter<K>) {
-    let limiter = limiter.clone().evictor(manual(Duration::ZERO));
+    limiter.set_evictor(manual(Duration::ZERO));
     limiter.evict_idle();
 }
 

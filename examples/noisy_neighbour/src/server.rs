@@ -14,7 +14,7 @@ use tokio::{
     sync::Semaphore,
     time::{Instant, sleep},
 };
-use tower_tenant::{Capacity, Overflow, TenantConcurrencyLayer, header};
+use tower_tenant::{Capacity, Overflow, TenantConcurrencyLayer, TenantLimiter, header};
 
 use crate::{CAP, CAPACITY};
 
@@ -44,19 +44,16 @@ type Shared = (Arc<Semaphore>, Inside);
 fn guarded(app: Router<Shared>, guard: Guard) -> Router<Shared> {
     let extra = env::var("EXTRA").map_or(0, |extra| extra.parse().expect("EXTRA is a number"));
     let (cap, capacity) = (CAP + extra, CAPACITY + extra);
-    let tenants = |cap: usize| {
-        TenantConcurrencyLayer::<String, _>::new(cap, header("x-tenant-id"))
-            .overflow(Overflow::queue(256).max_wait(Duration::from_secs(10)))
+    let queue = Overflow::queue(256).max_wait(Duration::from_secs(10));
+    let limiter = match guard {
+        Guard::Nothing => return app,
+        Guard::Caps => TenantLimiter::builder(cap),
+        Guard::Shares => {
+            TenantLimiter::builder(capacity).capacity(Capacity::new(capacity).queue(256))
+        }
     };
-    match guard {
-        Guard::Nothing => app,
-        Guard::Caps => app.layer(tenants(cap).http()),
-        Guard::Shares => app.layer(
-            tenants(capacity)
-                .capacity(Capacity::new(capacity).queue(256))
-                .http(),
-        ),
-    }
+    let limiter = limiter.overflow(queue).build();
+    app.layer(TenantConcurrencyLayer::with_limiter(limiter, header("x-tenant-id")).http())
 }
 
 /// Uses the resource for as long as the request says, and answers how long that took.

@@ -4,7 +4,7 @@ use std::{borrow::Cow, fmt, net::Ipv6Addr};
 
 use http::{HeaderMap, Request, header::HOST};
 
-use crate::extract::{ExtractTenant, NoTenant, http::unblank};
+use crate::extract::{ExtractTenant, NoTenant, TenantKey, http::unblank};
 
 /// The maximum lengths of a name and of a label in the DNS, in bytes.
 const MAX_NAME: usize = 253;
@@ -29,7 +29,7 @@ const MAX_LABEL: usize = 63;
 /// ```
 /// use tower_tenant::{host, TenantConcurrencyLayer};
 ///
-/// let layer = TenantConcurrencyLayer::<String, _>::new(4, host());
+/// let layer = TenantConcurrencyLayer::new(4, host());
 /// ```
 #[must_use]
 pub fn host() -> FromHost {
@@ -39,6 +39,10 @@ pub fn host() -> FromHost {
 /// Extracts the tenant from the host of the request; created by [`host`].
 #[derive(Clone)]
 pub struct FromHost(());
+
+impl TenantKey for FromHost {
+    type Key = String;
+}
 
 impl<B> ExtractTenant<Request<B>> for FromHost {
     type Key = String;

@@ -7,7 +7,7 @@ use std::{borrow::Cow, fmt, hash::Hash, marker::PhantomData};
 use http::{HeaderName, HeaderValue, Request};
 
 pub use self::host::{FromHost, host};
-use crate::extract::{ExtractTenant, NoTenant};
+use crate::extract::{ExtractTenant, NoTenant, TenantKey};
 
 /// Extracts the tenant from the header `name`; the value may be up to 256 bytes long.
 ///
@@ -30,7 +30,7 @@ use crate::extract::{ExtractTenant, NoTenant};
 /// ```
 /// use tower_tenant::{header, TenantConcurrencyLayer};
 ///
-/// let layer = TenantConcurrencyLayer::<String, _>::new(4, header("x-tenant-id").max_len(64));
+/// let layer = TenantConcurrencyLayer::new(4, header("x-tenant-id").max_len(64));
 /// ```
 #[track_caller]
 #[must_use]
@@ -79,6 +79,10 @@ impl FromHeader {
     }
 }
 
+impl TenantKey for FromHeader {
+    type Key = String;
+}
+
 impl<B> ExtractTenant<Request<B>> for FromHeader {
     type Key = String;
     type Id = str;
@@ -124,6 +128,10 @@ pub fn extension<T>() -> FromExtension<T> {
 
 /// Extracts the tenant from a request extension; created by [`extension`].
 pub struct FromExtension<T>(PhantomData<fn() -> T>);
+
+impl<T> TenantKey for FromExtension<T> {
+    type Key = T;
+}
 
 impl<T, B> ExtractTenant<Request<B>> for FromExtension<T>
 where

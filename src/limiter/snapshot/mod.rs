@@ -5,13 +5,12 @@ mod fair_share;
 use std::{cmp::Reverse, ops::Deref, time::Duration};
 
 use crate::{
-    gate::state::GateState,
     limiter::{TenantLimiter, snapshot::fair_share::FairShares, state::Shared, stats::Stats},
     tenant::{
         context::Counts,
         entry::{Entry, Tracked},
     },
-    util::sync::Ordering,
+    util::{name::names, sync::Ordering},
 };
 
 /// The figures of a limiter and its tenants, returned by [`TenantLimiter::snapshot`].
@@ -30,7 +29,7 @@ pub struct Snapshot<K> {
 }
 
 /// The figures of a limiter in a [`Snapshot`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Totals {
@@ -43,16 +42,17 @@ pub struct Totals {
     /// The figures over all tenants; `None` without a shared capacity.
     pub capacity: Option<Stats>,
     /// How many requests of the tenants tracked now, and without a tenant, have been admitted;
-    /// `None` without [`count_requests`](TenantLimiter::count_requests).
+    /// `None` without [`count_requests`](crate::limiter::TenantLimiterBuilder::count_requests).
     pub admitted: Option<u64>,
     /// How many requests of the tenants tracked now, and without a tenant, have been rejected;
-    /// `None` without [`count_requests`](TenantLimiter::count_requests).
+    /// `None` without [`count_requests`](crate::limiter::TenantLimiterBuilder::count_requests).
     pub rejected: Option<u64>,
     /// How many requests without a tenant have passed unlimited.
     pub bypassed: u64,
     /// How many exempt requests have passed.
     pub exempted: u64,
-    /// How many permits have expired; see [`TenantLimiter::max_hold`].
+    /// How many permits have expired; see
+    /// [`max_hold`](crate::limiter::TenantLimiterBuilder::max_hold).
     pub expired: u64,
     /// The figures of the requests without a tenant that share one limit.
     pub anonymous: Stats,
@@ -65,7 +65,7 @@ pub struct Totals {
 }
 
 /// A tenant in a [`Snapshot`]. It dereferences to its [`Figures`].
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct TenantSnapshot<K> {
@@ -77,7 +77,7 @@ pub struct TenantSnapshot<K> {
 }
 
 /// The figures of one tenant in a [`Snapshot`].
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Figures {
@@ -101,10 +101,10 @@ pub struct Figures {
     /// no request in flight or queued, or without a shared capacity.
     pub share: Option<f64>,
     /// How many of its requests have been admitted since it became tracked; `None` without
-    /// [`count_requests`](TenantLimiter::count_requests).
+    /// [`count_requests`](crate::limiter::TenantLimiterBuilder::count_requests).
     pub admitted: Option<u64>,
     /// How many of its requests have been rejected since it became tracked; `None` without
-    /// [`count_requests`](TenantLimiter::count_requests).
+    /// [`count_requests`](crate::limiter::TenantLimiterBuilder::count_requests).
     pub rejected: Option<u64>,
     /// How long it has been idle, counted from the first sweep of the
     /// [`Evictor`](crate::limiter::Evictor) that found it idle; `None` before that sweep.
@@ -135,6 +135,18 @@ pub enum SortBy {
     /// By [`idle`](Figures::idle).
     Idle,
 }
+
+names!(SortBy {
+    Limit = "limit",
+    InFlight = "in_flight",
+    Waiting = "waiting",
+    OldestWait = "oldest_wait",
+    Weight = "weight",
+    Share = "share",
+    Admitted = "admitted",
+    Rejected = "rejected",
+    Idle = "idle",
+});
 
 impl<K> TenantLimiter<K> {
     /// Returns the figures of all tracked tenants, and their totals.
@@ -270,18 +282,17 @@ struct Sum {
 impl Sum {
     /// Starts with the requests without a tenant.
     fn of<K>(shared: &Shared<K>) -> Self {
-        let counts = shared.counts.load(Ordering::Relaxed).then_some(0);
-        let limit = shared.limits.overall().missing;
+        let counts = shared.counts.then_some(0);
+        let limit = shared.limits.overall().anonymous;
         let mut sum = Self {
             now: shared.context.now(),
             in_flight: 0,
             waiting: 0,
             admitted: counts,
             rejected: counts,
-            anonymous: GateState::new(limit, false).into(),
+            anonymous: Stats::unused(limit),
             shares: FairShares::default(),
         };
-        // Not made here, since a snapshot does not put the limiter in use.
         if let Some(anonymous) = shared.anonymous.get() {
             sum.anonymous = anonymous.entry.gate.word().into();
             sum.count(&anonymous.entry, sum.anonymous);

@@ -47,10 +47,9 @@ use crate::{
 /// use tower_tenant::{observe::metrics::{Metrics, TenantMetrics}, TenantLimiter};
 ///
 /// // After the recorder is installed:
-/// let limiter = TenantLimiter::<String>::new(4).observer((
-///     Metrics::new("api").hold_times(),
-///     TenantMetrics::top("api", 20, |tenant: &String| tenant.clone()),
-/// ));
+/// let metrics = Metrics::new("api").hold_times();
+/// let of_tenants = TenantMetrics::new("api", 20, |tenant: &String| tenant.clone());
+/// let limiter = TenantLimiter::builder(4).observer((metrics, of_tenants)).build();
 /// ```
 pub struct Metrics {
     in_flight: Level,

@@ -53,7 +53,7 @@ impl<K> TenantMetrics<K> {
     ///
     /// `name` returns the label value of a tenant. It runs without a lock held. Everyone with
     /// access to the metrics can see its result.
-    pub fn top<F>(limiter: impl Into<String>, bound: usize, name: F) -> Self
+    pub fn new<F>(limiter: impl Into<String>, bound: usize, name: F) -> Self
     where
         F: Fn(&K) -> String + Send + Sync + 'static,
     {

@@ -161,7 +161,7 @@ impl Entry {
         let rejected = self.reject_full(places, word);
         let waited = None;
         self.context
-            .count(self.counts(), Event::Rejected { rejected, waited });
+            .count(self.counts(), &Event::Rejected { rejected, waited });
         Some(rejected)
     }
 

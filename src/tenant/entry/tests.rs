@@ -20,7 +20,7 @@ fn tenant(pool: &sync::Arc<Pool<TenantHandle>>, limit: usize) -> TenantHandle {
         counts: None,
         ..Optional::default()
     };
-    let entry = Entry::new(extra, sync::Arc::new(LimiterContext::new()));
+    let entry = Entry::new(extra, sync::Arc::new(LimiterContext::new(None, None)));
     entry.set_limit(limit, ALWAYS);
     let tenant = Tenant::new(());
     Arc::new(Tracked::of_tenant(tenant, 0, entry)).into()

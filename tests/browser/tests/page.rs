@@ -19,7 +19,9 @@ use browser::{Page, browse};
 use serde_json::{Value, json};
 use support::{manual, probe};
 use tokio::task::JoinHandle;
-use tower_tenant::{Capacity, Overflow, Permit, TenantLimiter, inspect::Inspect};
+use tower_tenant::{
+    Capacity, Overflow, Permit, TenantLimiter, inspect::Inspect, limiter::TenantLimiterBuilder,
+};
 use wire::serve;
 
 type Limiter = TenantLimiter<String>;
@@ -29,7 +31,11 @@ const DESKTOP: (u32, u32) = (1280, 800);
 const PHONE: (u32, u32) = (390, 844);
 
 fn limiter() -> Limiter {
-    TenantLimiter::new(4)
+    builder().build()
+}
+
+fn builder() -> TenantLimiterBuilder<String> {
+    TenantLimiter::builder(4)
         .overflow(Overflow::queue(99).max_wait(Duration::MAX))
         .evictor(manual(Duration::from_secs(60)))
         .count_requests()
@@ -148,7 +154,7 @@ const FAINT: &str = "
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_shows_what_the_limiter_tells_on_desktop_and_phone_light_and_dark() {
-    let limiter = limiter().capacity(Capacity::new(12));
+    let limiter = builder().capacity(Capacity::new(12)).build();
     limiter.set_limit("wide", 8);
     drop(limiter.try_acquire("paused"));
     limiter.set_limit("paused", 0);
