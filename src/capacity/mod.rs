@@ -1,19 +1,28 @@
 //! The capacity that all tenants share: its public settings, here, and its parts.
 //!
-//! - [`pool`]: the slots, and the queue for them.
+//! - [`pool`]: the slots, and the algorithm by which they are taken and released.
+//! - [`level`]: the packed state of the slots.
+//! - [`queue`]: the waiting requests of all tenants.
+//! - [`share`]: one tenant's side, which takes both of its slots together.
+//! - [`member`]: what the scheduler knows a tenant and its owner by.
 //! - [`fair`]: the scheduler, which picks the tenant that is served next.
 //! - [`owners`]: the registry of the owners of tenants.
 
 pub(crate) mod fair;
-pub(crate) mod owners;
+mod level;
+pub(crate) mod member;
+mod owners;
 pub(crate) mod pool;
+mod queue;
+pub(crate) mod share;
 
 use std::{fmt, hash::Hash, sync::Arc};
 
 use crate::{
     capacity::{
+        member::{Owner, Ticket},
         owners::OwnerRegistry,
-        pool::{Owner, Pool, Ticket},
+        pool::Pool,
     },
     util::clock::Clock,
 };
@@ -66,7 +75,7 @@ impl<K> Capacity<K> {
     pub fn new(slots: usize) -> Self {
         Self {
             slots,
-            places: pool::MAX,
+            places: level::MAX,
             weights: None,
             owners: None,
         }
@@ -80,7 +89,7 @@ impl<K> Capacity<K> {
     #[must_use]
     pub fn queue(self, len: usize) -> Self {
         Self {
-            places: len.min(pool::MAX),
+            places: len.min(level::MAX),
             ..self
         }
     }

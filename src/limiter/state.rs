@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    capacity::{SharedCapacity, pool::Share},
+    capacity::{SharedCapacity, share::Share},
     gate::{ALWAYS, state::Rule},
     limiter::sweeper::{Sweep, Sweeper},
     limits::{CachedLimit, EffectiveLimits, Reading},

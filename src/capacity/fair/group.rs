@@ -127,6 +127,7 @@ impl Group {
     }
 
     /// Returns how far the member may stay behind the level.
+    #[inline]
     fn credit<T>(&self, member: &Member<T>) -> u128 {
         member.lag.min(self.mean.charge(CREDIT, 1))
     }
@@ -183,6 +184,7 @@ impl Group {
     }
 
     /// Returns the member that is served next.
+    #[inline]
     pub(super) fn first_ready(&self) -> Option<usize> {
         self.ready.first().map(|(_, index)| *index)
     }
@@ -198,6 +200,7 @@ impl Group {
     }
 
     /// Removes a member that wants nothing and whose lead or credit is used up.
+    #[inline]
     pub(super) fn pop_idle(&mut self) -> Option<usize> {
         let (kept, _) = self.idle.first()?;
         if *kept > self.level {
@@ -254,6 +257,7 @@ impl Mean {
     ///
     /// A request counts for more than 0 even before the mean is known, so that of two members that
     /// have attained as much the one with fewer requests in flight is first.
+    #[inline]
     fn charge(self, requests: usize, weight: u32) -> u128 {
         per_weight(slot_time(requests, self.length.max(1)), u64::from(weight))
     }

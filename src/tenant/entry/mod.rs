@@ -6,7 +6,10 @@ mod tests;
 use std::{any::Any, fmt, ops::Deref, sync, task::Waker, time::Duration};
 
 use crate::{
-    capacity::pool::{Share, Ticket},
+    capacity::{
+        member::{PoolMember, Ticket},
+        share::Share,
+    },
     gate::{
         ALWAYS, Admitted, Gate, Joined,
         state::{GateState, Rule},
@@ -499,8 +502,8 @@ impl Ticket for TenantHandle {
         &self.gate
     }
 
-    fn share(&self) -> Option<&Share<Self>> {
-        Entry::share(self)
+    fn member(&self) -> Option<&PoolMember> {
+        self.share().map(Share::member)
     }
 
     fn displaced(&self, waiter: &Waiter) {

@@ -4,7 +4,7 @@ use std::{sync, task::Waker};
 
 use super::{Entry, Optional, TenantHandle, Tracked};
 use crate::{
-    capacity::pool::{Pool, Share},
+    capacity::{pool::Pool, share::Share},
     gate::{ALWAYS, Joined},
     tenant::context::LimiterContext,
     util::{clock::Clock, key::Tenant, sync::Arc},
