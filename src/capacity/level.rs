@@ -56,9 +56,9 @@ impl Level {
 
     /// Describes a request that a dry run has admitted on these readings. `beyond_capacity` is set
     /// if an enforced capacity would not have admitted it at once.
-    pub(super) fn admitted_by_force(self, word: GateState) -> Admitted {
+    pub(super) fn admitted_by_force(self, state: GateState) -> Admitted {
         Admitted {
-            word,
+            state,
             beyond_capacity: !self.has_room() || self.is_contended(),
         }
     }

@@ -104,7 +104,7 @@ impl PoolMember {
             .map(|owner| owner.id_in(queue, admitted));
         // Relaxed: written under the pool lock, or before the tenant was shared between threads.
         let weight = clamp(self.weight.load(Ordering::Relaxed));
-        let running = gate.word().in_flight().saturating_sub(admitted);
+        let running = gate.state().in_flight().saturating_sub(admitted);
         let id = queue.scheduler.add(owner, weight, running, queue.since);
         *known = Some(id);
         id
@@ -113,11 +113,11 @@ impl PoolMember {
     /// Copies the number of requests in flight from the gate, and from the owner, to the scheduler,
     /// if it knows them. The caller holds the pool lock.
     pub(super) fn sync<T>(&self, queue: &mut PoolQueue<T>, gate: &Gate, now: u64) {
-        let word = gate.word();
+        let state = gate.state();
         if let Some(id) = self.id() {
             queue
                 .scheduler
-                .set_running(id, now, word.in_flight(), word.has_room());
+                .set_running(id, now, state.in_flight(), state.has_room());
         }
         if let Some(owner) = &self.owner {
             if let Some(id) = *lock(&owner.id) {

@@ -56,7 +56,7 @@ use crate::{
 pub struct Capacity<K> {
     slots: usize,
     // The largest number of waiting requests over all tenants.
-    places: usize,
+    max_queued: usize,
     // `None`: all weights are 1.
     weights: Option<Arc<Weights<K>>>,
     // Makes the registry of one limiter.
@@ -75,7 +75,7 @@ impl<K> Capacity<K> {
     pub fn new(slots: usize) -> Self {
         Self {
             slots,
-            places: level::MAX,
+            max_queued: level::MAX,
             weights: None,
             owners: None,
         }
@@ -89,7 +89,7 @@ impl<K> Capacity<K> {
     #[must_use]
     pub fn queue(self, len: usize) -> Self {
         Self {
-            places: len.min(level::MAX),
+            max_queued: len.min(level::MAX),
             ..self
         }
     }
@@ -147,7 +147,7 @@ pub(crate) struct SharedCapacity<K, T> {
 impl<K, T: Ticket> SharedCapacity<K, T> {
     pub(crate) fn new(capacity: &Capacity<K>, clock: Arc<Clock>) -> Self {
         Self {
-            pool: Arc::new(Pool::new(capacity.slots, capacity.places, clock)),
+            pool: Arc::new(Pool::new(capacity.slots, capacity.max_queued, clock)),
             weights: capacity.weights.clone(),
             owners: capacity.owners.as_ref().map(|owners| owners()),
         }
@@ -168,7 +168,7 @@ impl<K> Clone for Capacity<K> {
     fn clone(&self) -> Self {
         Self {
             slots: self.slots,
-            places: self.places,
+            max_queued: self.max_queued,
             weights: self.weights.clone(),
             owners: self.owners.clone(),
         }
@@ -185,7 +185,7 @@ impl<K> fmt::Debug for Capacity<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Capacity")
             .field("slots", &self.slots)
-            .field("places", &self.places)
+            .field("max_queued", &self.max_queued)
             .finish_non_exhaustive()
     }
 }

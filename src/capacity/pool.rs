@@ -218,7 +218,7 @@ impl<T: Ticket> Pool<T> {
                 }
                 continue;
             };
-            let last = queue.start(id, now, gate.word().has_room());
+            let last = queue.start(id, now, gate.state().has_room());
             if let Some(member) = ticket.member() {
                 member.count_admitted();
                 member.sync(&mut queue, gate, now);

@@ -76,10 +76,10 @@ impl<T: Ticket> Share<T> {
         if let Some(admitted) = self.admit_dry(gate) {
             return Ok(admitted);
         }
-        if gate.word().can_admit() && self.pool.try_take() {
-            if let Some(word) = gate.admit_ignoring_capacity() {
+        if gate.state().can_admit() && self.pool.try_take() {
+            if let Some(state) = gate.admit_ignoring_capacity() {
                 self.member.count_admitted();
-                return Ok(word.into());
+                return Ok(state.into());
             }
             // Another request of the tenant took its last slot first. A request may have queued for
             // lack of the slot that this one held in vain.
@@ -87,7 +87,7 @@ impl<T: Ticket> Share<T> {
                 self.pool.serve();
             }
         }
-        Err(gate.word())
+        Err(gate.state())
     }
 
     /// Takes both slots for a request that may not wait, or returns the state in which it is
@@ -97,7 +97,7 @@ impl<T: Ticket> Share<T> {
     /// `CONTENDED` stays as it is: a request that is rejected needs no wake-up.
     pub(crate) fn admit_or_reject(&self, gate: &Gate) -> Result<Admitted, GateState> {
         match self.try_admit(gate) {
-            Err(word) if !word.rejects(0) => self.decide_or_reject(gate),
+            Err(state) if !state.rejects(0) => self.decide_or_reject(gate),
             decided => decided,
         }
     }
@@ -108,7 +108,7 @@ impl<T: Ticket> Share<T> {
             let mut queue = self.pool.lock();
             match self.decide(&mut queue, gate) {
                 Verdict::Admitted(admitted) => return Ok(admitted),
-                Verdict::MustWait(word) => return Err(word),
+                Verdict::MustWait(state) => return Err(state),
                 Verdict::Retry => drop(queue),
             }
             self.pool.serve();
@@ -133,13 +133,13 @@ impl<T: Ticket> Share<T> {
                     catch_panic(|| drop(waker));
                     return Joined::Admitted(admitted);
                 }
-                Verdict::MustWait(word)
-                    if word.rejects(max_queued) || word.waiting() >= max_queued =>
+                Verdict::MustWait(state)
+                    if state.rejects(max_queued) || state.waiting() >= max_queued =>
                 {
                     self.pool.end_contention(&mut queue);
-                    return Joined::Rejected(word);
+                    return Joined::Rejected(state);
                 }
-                Verdict::MustWait(word) => return self.enqueue(queue, gate, word, waker, ticket),
+                Verdict::MustWait(state) => return self.enqueue(queue, gate, state, waker, ticket),
                 Verdict::Retry => {
                     self.pool.end_contention(&mut queue);
                     drop(queue);
@@ -149,12 +149,12 @@ impl<T: Ticket> Share<T> {
         }
     }
 
-    /// Queues a request for which `decide` found no slots on `word`, under the pool lock.
+    /// Queues a request for which `decide` found no slots on `state`, under the pool lock.
     fn enqueue(
         &self,
         mut queue: MutexGuard<'_, PoolQueue<T>>,
         gate: &Gate,
-        word: GateState,
+        state: GateState,
         waker: Waker,
         ticket: &T,
     ) -> Joined {
@@ -171,18 +171,18 @@ impl<T: Ticket> Share<T> {
                 self.pool.end_contention(&mut queue);
                 // Before the waker, which is code of the user.
                 drop(queue);
-                return Joined::Rejected(word);
+                return Joined::Rejected(state);
             }
             // A member that wants nothing yet may have been forgotten meanwhile.
             id = self.member.id_in(&mut queue, gate, 0);
         }
         let waiter = gate.push(waker, now);
-        queue.push(id, now, gate.word().has_room(), ticket.clone());
+        queue.push(id, now, gate.state().has_room(), ticket.clone());
         drop(queue);
         if let Some((displaced, ticket)) = displaced {
             ticket.displaced(&displaced);
         }
-        Joined::Waiting(waiter, word)
+        Joined::Waiting(waiter, state)
     }
 
     /// Displaces the newest waiter of the tenant with most waiting per weight. Returns `None` if
@@ -206,34 +206,34 @@ impl<T: Ticket> Share<T> {
 
     /// Decides about a new request under the pool lock, and takes both slots if it may be admitted.
     fn decide(&self, queue: &mut PoolQueue<T>, gate: &Gate) -> Verdict {
-        let word = gate.word();
-        if !word.can_admit() {
-            return Verdict::MustWait(word);
+        let state = gate.state();
+        if !state.can_admit() {
+            return Verdict::MustWait(state);
         }
         if self.pool.is_dry() {
-            if let Some(word) = gate.admit_dry() {
+            if let Some(state) = gate.admit_dry() {
                 let level = self.pool.force_take();
                 self.count_and_sync(queue, gate);
-                return Verdict::Admitted(level.admitted_by_force(word));
+                return Verdict::Admitted(level.admitted_by_force(state));
             }
         }
         // A waiter that could be served comes first.
         if queue.scheduler.next().is_some() {
             return match self.pool.level().has_room() {
                 true => Verdict::Retry,
-                false => Verdict::MustWait(word),
+                false => Verdict::MustWait(state),
             };
         }
         if !self.pool.take() {
-            return Verdict::MustWait(word);
+            return Verdict::MustWait(state);
         }
-        let Some(word) = gate.admit_ignoring_capacity() else {
+        let Some(state) = gate.admit_ignoring_capacity() else {
             // A request of the tenant that took its slot of the pool without the lock was first.
             self.pool.release();
             return Verdict::Retry;
         };
         self.count_and_sync(queue, gate);
-        Verdict::Admitted(word.into())
+        Verdict::Admitted(state.into())
     }
 
     /// Counts a request that was just admitted, in the scheduler, too, if a request waits.
@@ -298,7 +298,7 @@ impl<T: Ticket> Share<T> {
     /// is room or not. The caller holds the pool lock, and wakes them without it.
     fn grant_dry(&self, gate: &Gate) -> Vec<Arc<Waiter>> {
         let mut granted = Vec::new();
-        while self.pool.is_dry() && gate.word().is_dry() {
+        while self.pool.is_dry() && gate.state().is_dry() {
             let Some(waiter) = gate.grant() else { break };
             self.pool.force_take();
             self.member.count_admitted();
@@ -312,13 +312,13 @@ impl<T: Ticket> Share<T> {
         if !self.pool.is_dry() {
             return None;
         }
-        let word = gate.admit_dry()?;
+        let state = gate.admit_dry()?;
         let level = self.pool.force_take();
         match level.is_contended() {
             true => self.count_and_sync(&mut self.pool.lock(), gate),
             false => self.member.count_admitted(),
         }
-        Some(level.admitted_by_force(word))
+        Some(level.admitted_by_force(state))
     }
 
     /// Rejects all new and all waiting requests of the tenant. See [`Gate::close`].
