@@ -4,7 +4,7 @@ mod support;
 
 use std::{str::FromStr, time::Duration};
 
-use support::{forget_all, manual, probe};
+use support::{assert_available, evict_all, manual};
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_tenant::{
@@ -22,8 +22,8 @@ async fn an_owned_acquire_is_spawned_and_stored() {
     }
     drop(held);
     drop(spawned.await.unwrap().unwrap());
-    probe(&limiter, "T".to_owned(), 1, 1);
-    forget_all(&limiter);
+    assert_available(&limiter, "T".to_owned(), 1, 1);
+    evict_all(&limiter);
 }
 
 fn forever() -> Overflow {
@@ -47,8 +47,8 @@ fn an_owned_acquire_joins_the_queue_when_it_is_polled_and_leaves_it_when_it_is_d
     drop(assert_ready_ok!(
         task::spawn(limiter.acquire_owned(7)).poll()
     ));
-    probe(&limiter, 7, 1, 1);
-    forget_all(&limiter);
+    assert_available(&limiter, 7, 1, 1);
+    evict_all(&limiter);
 }
 
 #[test]
@@ -79,8 +79,8 @@ fn a_setter_takes_effect_for_all_handles_and_an_overflow_policy_for_one() {
     assert_eq!(rejected.reason(), RejectReason::TableFull);
     drop((held, waiting));
     limiter.set_max_tenants(usize::MAX);
-    probe(&queueing, 7, 1, 1);
-    forget_all(&queueing);
+    assert_available(&queueing, 7, 1, 1);
+    evict_all(&queueing);
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn limiters_built_from_one_capacity_share_nothing() {
     drop(waiting);
     for limiter in [first, second] {
         assert_eq!(limiter.capacity_stats().unwrap().in_flight, 0);
-        forget_all(&limiter);
+        evict_all(&limiter);
     }
 }
 

@@ -21,7 +21,7 @@ use tower_tenant::{
     http::{BodyErrors, Hold, Http, ResponseBody},
 };
 
-use crate::support::{Gate, Tenant, call, probe};
+use crate::support::{BusyService, Tenant, assert_available, call};
 
 /// One poll of a [`Script`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -201,9 +201,9 @@ fn a_slot_is_held_while_the_body_streams() {
     }
     assert!(is_rejected(&respond(&service, Script::of(&[]))));
     assert_eq!(poll(&mut first), Seen::End);
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
     drop(first);
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }
 
 // LT1
@@ -218,9 +218,9 @@ fn the_slot_is_free_once_the_body_has_failed() {
     assert_eq!(poll(&mut body), Seen::Data("a".into()));
     assert_eq!(layer.limiter().in_flight("T"), 1);
     assert_eq!(poll(&mut body), Seen::Failed);
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
     drop(body);
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }
 
 // LT1
@@ -236,7 +236,7 @@ fn the_slot_is_free_once_the_body_is_dropped_half_way() {
     assert_eq!(poll(&mut body), Seen::Pending);
     assert_eq!(layer.limiter().in_flight("T"), 1);
     drop(body);
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }
 
 // LT1
@@ -247,18 +247,18 @@ fn the_slot_is_free_once_a_response_is_dropped_unread() {
     let answer = respond(&service, Script::of(&[Data("a")]));
     assert_eq!(layer.limiter().in_flight("T"), 1);
     drop(answer);
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }
 
 // LT1
 #[test]
 fn the_slot_is_free_once_the_future_is_dropped_before_the_head() {
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let layer = layer(1);
     let service = layer.layer(service_fn(move |req| {
-        let mut gate = gate.clone();
+        let mut inner = inner.clone();
         async move {
-            gate.call("T").await?;
+            inner.call("T").await?;
             Echo.call(req).await
         }
     }));
@@ -266,7 +266,7 @@ fn the_slot_is_free_once_the_future_is_dropped_before_the_head() {
     assert_pending!(request.poll());
     assert_eq!(layer.limiter().in_flight("T"), 1);
     drop(request);
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }
 
 // LT1
@@ -292,7 +292,7 @@ fn the_body_of_the_first_lets_the_next_in_when_it_ends() {
     assert!(third.is_woken());
     drop(assert_ready_ok!(third.poll()));
     drop(third);
-    probe(layer.limiter(), "T", 1, 2);
+    assert_available(layer.limiter(), "T", 1, 2);
 }
 
 // LT1
@@ -308,7 +308,7 @@ fn a_client_holds_its_slot_to_the_end_of_the_body_too() {
     assert!(rejected.unwrap_err().rejected().is_some());
     assert_eq!(poll(&mut body), Seen::Data("a".into()));
     assert_eq!(poll(&mut body), Seen::End);
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }
 
 // LT1
@@ -323,7 +323,7 @@ fn with_hold_head_the_body_counts_for_nothing() {
         assert_eq!(poll(body), Seen::Data("a".into()));
         assert_eq!(layer.limiter().in_flight("T"), 0);
     }
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }
 
 /// Every way of a body to go.
@@ -374,7 +374,7 @@ where
         }
         assert_eq!(layer.limiter().in_flight("T"), 0);
     }
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }
 
 // LT5
@@ -439,9 +439,9 @@ fn a_body_that_knows_its_end_frees_the_slot_with_its_last_frame() {
         assert!(body.is_end_stream());
         // The consumer has all it wants, and keeps the body.
         drop(body_of(respond(&service, Script::of(&[Data("c")]))));
-        probe(layer.limiter(), "T", 1, 0);
+        assert_available(layer.limiter(), "T", 1, 0);
         drop(body);
-        probe(layer.limiter(), "T", 1, 0);
+        assert_available(layer.limiter(), "T", 1, 0);
     }
 }
 
@@ -460,7 +460,7 @@ fn a_body_that_does_not_know_its_end_holds_the_slot_until_it_is_dropped() {
     assert!(!body.is_end_stream());
     assert!(is_rejected(&respond(&service, Script::of(&[]))));
     drop(body);
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }
 
 // LT12
@@ -470,7 +470,7 @@ fn an_empty_body_frees_the_slot_with_the_head() {
     let service = layer.layer(Echo);
     let body = body_of(respond(&service, Script::of(&[]).knowing_its_end()));
     assert!(body.is_end_stream());
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
     drop(body);
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }

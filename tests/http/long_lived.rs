@@ -25,7 +25,9 @@ use tower_tenant::{
 };
 
 use crate::{
-    support::{Tenant, call, forget_idle, probe, soon, until, wind_up},
+    support::{
+        Tenant, assert_all_released, assert_available, call, evict_idle_now, until, with_timeout,
+    },
     wire::{self, Answer, Client, VERSIONS, Version, request, serve, tenant_in},
 };
 
@@ -80,9 +82,9 @@ impl Jobs {
 /// Ends a case whose slots are given back by other threads, which may not be through yet.
 async fn wind_up_jobs(limiter: &TenantLimiter<Tenant>, queue: usize) {
     until(|| limiter.in_flight("T") == 0).await;
-    probe(limiter, "T", 1, queue);
+    assert_available(limiter, "T", 1, queue);
     until(|| {
-        forget_idle(limiter);
+        evict_idle_now(limiter);
         limiter.tracked() == 0
     })
     .await;
@@ -171,7 +173,7 @@ async fn the_next_in_line_enters_when_the_job_of_the_one_before_ends() {
     let next = tokio::spawn(wire::get(addr, Version::Http1, "/job", "T"));
     until(|| layer.limiter().waiting("T") == 1).await;
     jobs.end();
-    assert_eq!(soon(next).await.unwrap().status, StatusCode::OK);
+    assert_eq!(with_timeout(next).await.unwrap().status, StatusCode::OK);
     wind_up_jobs(layer.limiter(), 1).await;
     assert_eq!(jobs.peak(), 1);
 }
@@ -224,7 +226,7 @@ fn a_slot_is_free_when_the_response_and_every_clone_of_the_handle_are_gone() {
             assert_eq!(layer.limiter().in_flight("T"), 1);
             drop(kept);
         }
-        wind_up(layer.limiter(), "T", 1, 0);
+        assert_all_released(layer.limiter(), "T", 1, 0);
     }
 }
 
@@ -236,7 +238,7 @@ fn with_hold_head_only_a_handle_keeps_the_slot_of_a_body() {
     drop(permit);
     assert_eq!(layer.limiter().in_flight("T"), 0);
     drop(response);
-    wind_up(layer.limiter(), "T", 1, 0);
+    assert_all_released(layer.limiter(), "T", 1, 0);
 }
 
 #[test]
@@ -257,7 +259,7 @@ fn a_response_of_on_reject_is_chosen_and_a_handle_asked_for_in_any_order() {
         assert_eq!(rejected.status(), StatusCode::IM_A_TEAPOT);
         assert!(none.is_none());
         drop(permit.expect("a handle"));
-        wind_up(layer.limiter(), "T", 1, 0);
+        assert_all_released(layer.limiter(), "T", 1, 0);
     }
 }
 
@@ -269,7 +271,7 @@ fn a_response_holds_no_handle() {
     let (head, body) = response.into_parts();
     assert!(head.extensions.get::<SharedPermit>().is_none());
     drop(body);
-    wind_up(layer.limiter(), "T", 1, 0);
+    assert_all_released(layer.limiter(), "T", 1, 0);
 }
 
 #[test]
@@ -324,7 +326,7 @@ fn a_handle_below_two_layers_keeps_the_slots_of_both() {
     assert_eq!(in_flight(), [0, 1]);
     drop(response);
     for layer in [&outer, &inner, &to_the_head] {
-        wind_up(layer.limiter(), "T", 1, 0);
+        assert_all_released(layer.limiter(), "T", 1, 0);
     }
 }
 
@@ -348,7 +350,7 @@ fn an_observer_is_told_how_the_request_ended_once_the_last_handle_is_gone() {
         assert_eq!(*outcomes.lock().unwrap(), []);
         drop(permit);
         assert_eq!(*outcomes.lock().unwrap(), [outcome]);
-        wind_up(layer.limiter(), "T", 1, 0);
+        assert_all_released(layer.limiter(), "T", 1, 0);
     }
 }
 
@@ -367,7 +369,7 @@ fn a_request_that_had_to_wait_has_a_handle_too() {
     drop(assert_ready_ok!(request.poll()));
     assert_eq!(layer.limiter().in_flight("T"), 1);
     drop(taken.lock().unwrap().pop().expect("a handle"));
-    wind_up(layer.limiter(), "T", 1, 1);
+    assert_all_released(layer.limiter(), "T", 1, 1);
 }
 
 #[test]
@@ -387,7 +389,7 @@ fn a_request_that_is_cancelled_leaves_its_handle_in_charge() {
     drop(request);
     assert_eq!(layer.limiter().in_flight("T"), 1);
     taken.lock().unwrap().clear();
-    wind_up(layer.limiter(), "T", 1, 0);
+    assert_all_released(layer.limiter(), "T", 1, 0);
 }
 
 type Events = mpsc::UnboundedSender<Result<sse::Event, Infallible>>;
@@ -427,17 +429,17 @@ async fn work_beside_four_streams(
         let mut client = Client::connect(addr, version).await;
         let response = client.get("/events", "T").await.unwrap();
         assert_eq!(response.status(), StatusCode::OK);
-        open.push((client, response, soon(opened.recv()).await.unwrap()));
+        open.push((client, response, with_timeout(opened.recv()).await.unwrap()));
     }
     let status = wire::get(addr, version, "/work", "T").await.status;
     for (client, response, events) in open.drain(2..) {
         drop((client, response));
-        soon(events.closed()).await;
+        with_timeout(events.closed()).await;
     }
     for (_client, response, events) in open {
         events.send(Ok(sse::Event::default().data("tick"))).unwrap();
         drop(events);
-        let answer = soon(Answer::of(response)).await.unwrap();
+        let answer = with_timeout(Answer::of(response)).await.unwrap();
         assert_eq!(answer.body, "data: tick\n\n");
     }
     status
@@ -452,7 +454,7 @@ async fn streams_use_the_slots_of_the_limiter_they_share() {
         let status = work_beside_four_streams(router.layer(layer.clone()), opened, version).await;
         assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
         until(|| layer.limiter().in_flight("T") == 0).await;
-        wind_up(layer.limiter(), "T", 4, 0);
+        assert_all_released(layer.limiter(), "T", 4, 0);
     }
 }
 
@@ -469,8 +471,8 @@ async fn streams_and_other_requests_have_limiters_of_their_own_if_each_exempts_t
         assert_eq!(for_streams.limiter().exempted(), 1);
         assert_eq!(for_work.limiter().exempted(), 4);
         until(|| for_streams.limiter().in_flight("T") == 0).await;
-        wind_up(for_streams.limiter(), "T", 4, 0);
-        wind_up(for_work.limiter(), "T", 1, 0);
+        assert_all_released(for_streams.limiter(), "T", 4, 0);
+        assert_all_released(for_work.limiter(), "T", 1, 0);
     }
 }
 
@@ -483,6 +485,6 @@ async fn exempt_streams_leave_other_requests_alone() {
         let status = work_beside_four_streams(router.layer(layer.clone()), opened, version).await;
         assert_eq!(status, StatusCode::OK);
         assert_eq!(layer.limiter().exempted(), 4);
-        wind_up(layer.limiter(), "T", 1, 0);
+        assert_all_released(layer.limiter(), "T", 1, 0);
     }
 }

@@ -8,7 +8,7 @@ use tower_tenant::{
     Overflow, TenantConcurrencyLayer, TenantLimiter, extract::MissingTenant, header, http::Hold,
 };
 
-use crate::support::probe;
+use crate::support::assert_available;
 
 type Body = String;
 
@@ -47,7 +47,7 @@ async fn an_admitted_request_is_told_its_limit_and_how_many_more_it_may_have() {
     assert_eq!(policy, [r#""tenant";q=3;qu="concurrent-requests""#]);
     assert_eq!(service, [r#""tenant";r=1"#]);
     drop((running, response));
-    probe(layer.limiter(), "a".to_owned(), 3, 1);
+    assert_available(layer.limiter(), "a".to_owned(), 3, 1);
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use tower_tenant::{
     Capacity, Error, Overflow, Permit, RejectReason, Rejected, TenantLimiter, limiter::Evictor,
 };
 
-use crate::support::{forget_all, reason};
+use crate::support::{evict_all, reason};
 
 type Tenant = u64;
 type Limiter = TenantLimiter<Tenant>;
@@ -53,9 +53,9 @@ fn woken(requests: &[Request]) -> Vec<usize> {
     requests.iter().enumerate().filter_map(woken).collect()
 }
 
-fn wind_up(limiter: &Limiter) {
+fn assert_all_released(limiter: &Limiter) {
     assert_eq!(figures(limiter), (0, 0));
-    forget_all(limiter);
+    evict_all(limiter);
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn a_tenant_may_borrow_all_that_is_idle_up_to_its_own_limit() {
     let others = [admitted(&limiter, 2), admitted(&limiter, 2)];
     assert_eq!(figures(&limiter), (8, 1));
     drop((permits, beyond, others));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 // QP7
@@ -88,7 +88,7 @@ fn the_next_slot_goes_to_whoever_has_fewest() {
         "within a tenant first come, first served"
     );
     drop((flood, more, permit, quiet));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[tokio::test(start_paused = true)]
@@ -123,7 +123,7 @@ async fn tenants_that_all_want_more_hold_as_much_as_their_weights_say() {
         );
     }
     drop((held, requests));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 // QP7
@@ -143,7 +143,7 @@ fn an_owner_of_many_tenants_gets_one_share() {
     assert_eq!(woken(&keys).len(), 1);
     let _ = quiet[0].poll();
     drop((keys, quiet));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn a_tenant_at_its_own_limit_lets_others_pass_to_the_capacity() {
     drop(first);
     assert!(capped.is_woken());
     drop((capped, third));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn a_full_queue_takes_the_newest_of_whoever_has_most_waiting() {
     assert_eq!(figures(&limiter), (1, 3));
     assert_eq!(limiter.waiting(&1), 2);
     drop((permit, flood, quiet));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn rejections_tell_the_tenants_limit_from_the_capacity() {
     let shared = shedding.try_acquire(&3).unwrap_err();
     assert_eq!(shared.reason(), RejectReason::AtCapacity);
     drop((first, second));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
@@ -214,21 +214,21 @@ fn the_capacity_changes_live_in_both_directions() {
     limiter.set_capacity(1);
     assert!(fourth.is_woken());
     drop(fourth);
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
 fn a_weight_set_for_one_tenant_outlives_its_eviction() {
     let limiter = limiter(8, 3);
     limiter.set_weight(&2, 2);
-    forget_all(&limiter);
+    evict_all(&limiter);
     let mut running: Vec<_> = (0..3).map(|_| admitted(&limiter, 1)).collect();
     let ones: Vec<_> = (0..3).map(|_| waiting(&limiter, 1)).collect();
     let twos: Vec<_> = (0..3).map(|_| waiting(&limiter, 2)).collect();
     while running.pop().is_some() {}
     assert_eq!((woken(&ones).len(), woken(&twos).len()), (1, 2));
     drop((ones, twos));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn a_waiter_that_goes_away_leaves_nothing_behind() {
     drop(granted);
     assert!(next.is_woken());
     drop(next);
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn a_paused_tenant_leaves_its_place_to_others() {
     drop(permit);
     assert!(other.is_woken());
     drop((paused, other));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[tokio::test(start_paused = true)]
@@ -281,7 +281,7 @@ async fn a_wait_for_the_capacity_ends_in_time() {
     tokio::time::sleep(Duration::from_millis(21)).await;
     assert_eq!(rejection(waiter.poll()), RejectReason::CapacityWaitExpired);
     drop((permit, waiter));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 // PA3
@@ -319,7 +319,7 @@ fn a_crowd_never_exceeds_the_capacity_nor_a_limit() {
             task.await.unwrap();
         }
     });
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 fn rejection(poll: Poll<Result<Permit, Rejected>>) -> RejectReason {
@@ -386,7 +386,7 @@ fn an_owner_that_panics_when_it_is_dropped_fails_no_request() {
     for tenant in 0..200 {
         drop(admitted(&limiter, tenant));
         drop(admitted(&limiter, tenant / 2));
-        wind_up(&limiter);
+        assert_all_released(&limiter);
     }
 }
 
@@ -415,7 +415,7 @@ fn a_waker_that_panics_when_it_is_dropped_costs_no_slot() {
     let mut cx = Context::from_waker(&waker);
     let admitted = catch_unwind(AssertUnwindSafe(|| other.as_mut().poll(&mut cx)));
     drop((admitted, other, permit, waiter));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 /// A tenant at its limit keeps others from passing unseen, though they find room.
@@ -433,7 +433,7 @@ fn a_request_that_enters_while_others_wait_counts() {
     limiter.set_capacity(5);
     assert_eq!(woken(&waiters), [1], "the one with fewest");
     drop((waiters, running, crowd));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[tokio::test(start_paused = true)]
@@ -448,7 +448,7 @@ async fn of_equals_the_one_that_began_later_is_next() {
     limiter.set_capacity(8);
     assert_eq!(woken(&waiters), [1]);
     drop((waiters, early, late, crowd));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
@@ -468,7 +468,7 @@ fn what_ran_before_anybody_waited_counts() {
     limiter.set_capacity(5);
     assert_eq!(woken(&waiters), [1], "the one whose owner has fewest");
     drop((waiters, running));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
@@ -480,7 +480,7 @@ fn a_weight_that_is_set_while_its_tenant_waits_counts_at_once() {
     limiter.set_capacity(5);
     assert_eq!(woken(&waiters), [1]);
     drop((waiters, running));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[tokio::test(start_paused = true)]
@@ -498,7 +498,7 @@ async fn time_before_anybody_waited_does_not_count() {
     limiter.set_capacity(4);
     assert_eq!(woken(&waiters), [1]);
     drop((waiters, before, since, crowd));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[cfg(target_pointer_width = "64")]
@@ -511,7 +511,7 @@ fn a_weight_beyond_all_bounds_is_the_largest() {
     limiter.set_capacity(5);
     assert_eq!(woken(&waiters), [1]);
     drop((waiters, running));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
@@ -549,7 +549,7 @@ fn a_request_made_while_a_slot_is_handed_on_passes_nobody() {
     assert_eq!(asks.1.get(), Some(&Some(RejectReason::AtCapacity)));
     assert!(second.is_woken());
     drop((permit, first, second));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 // What all share is short, and the tenant is below its limit: that is named, whatever the request
@@ -574,7 +574,7 @@ async fn a_tenant_below_its_limit_is_not_blamed_for_the_capacity() {
         assert!(reason.as_str().contains("capacity"));
     }
     drop((permit, waits));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
@@ -590,7 +590,7 @@ fn a_tenant_at_its_own_limit_does_not_blame_the_capacity() {
     let other = waiting(&limiter, 4);
     assert_eq!(rejection(newest.poll()), RejectReason::QueueFull);
     drop((permit, first, newest, others, other));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[tokio::test(start_paused = true)]

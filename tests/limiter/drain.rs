@@ -22,7 +22,9 @@ use tower_tenant::{
 };
 
 use crate::{
-    support::{Gate, Tenant, forget_all, manual, reason, soon, until, watched},
+    support::{
+        BusyService, Tenant, evict_all, manual, reason, run_with_timeout, until, with_timeout,
+    },
     wire::{self, Version, listen, tenant_in},
 };
 
@@ -62,7 +64,7 @@ fn closed_to_newcomers_serves_who_waits_and_rejects_who_comes() {
             drop(assert_ready_ok!(waiting.poll()));
         }
         assert_ready!(task::spawn(limiter.drain()).poll());
-        forget_all(&limiter);
+        evict_all(&limiter);
     }
 }
 
@@ -104,7 +106,7 @@ async fn a_drain_ends_when_its_time_is_up_and_tells_what_is_left() {
         drop(assert_ready_ok!(waiting.poll()));
         let mut drain = task::spawn(limiter.drain_for(Duration::ZERO));
         assert_ready_ok!(drain.poll());
-        forget_all(&limiter);
+        evict_all(&limiter);
     }
 }
 
@@ -160,7 +162,7 @@ fn where_no_timer_can_run_a_drain_tells_what_is_left_at_once() {
 #[test]
 fn nobody_slips_in_and_nobody_who_waits_is_lost_while_threads_race_with_the_closing() {
     for limiter in both(2, 64) {
-        watched(move || {
+        run_with_timeout(move || {
             let limiter = Arc::new(limiter);
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
@@ -187,7 +189,7 @@ fn nobody_slips_in_and_nobody_who_waits_is_lost_while_threads_race_with_the_clos
                 let closing = Arc::clone(&limiter);
                 let closed = thread::spawn(move || closing.stop_accepting());
                 for request in requests {
-                    let rejected = soon(request).await.unwrap();
+                    let rejected = with_timeout(request).await.unwrap();
                     let expected = [
                         RejectReason::Closed,
                         RejectReason::QueueFull,
@@ -199,7 +201,7 @@ fn nobody_slips_in_and_nobody_who_waits_is_lost_while_threads_race_with_the_clos
                     );
                 }
                 closed.join().unwrap();
-                soon(limiter.drain()).await;
+                with_timeout(limiter.drain()).await;
                 assert!(limiter.try_acquire(&"A").is_err());
             });
         });
@@ -208,14 +210,14 @@ fn nobody_slips_in_and_nobody_who_waits_is_lost_while_threads_race_with_the_clos
 
 /// A request in flight and one in the queue, then the signal; `close` is what the process does.
 async fn shut_down(close: fn(&TenantLimiter<Tenant>)) -> (StatusCode, StatusCode) {
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let limiter = limiter(1, 4);
     let layer =
         TenantConcurrencyLayer::with_limiter(limiter.clone(), |req: &Request<Body>| tenant_in(req));
-    let inner = gate.clone();
+    let busy = inner.clone();
     let handler = get(move |req: Request<Body>| {
-        let mut inner = inner.clone();
-        async move { inner.call(tenant_in(&req).unwrap()).await.unwrap() }
+        let mut busy = busy.clone();
+        async move { busy.call(tenant_in(&req).unwrap()).await.unwrap() }
     });
     let router = Router::new().route("/work", handler).layer(layer.http());
     let (listener, addr) = listen().await;
@@ -234,12 +236,12 @@ async fn shut_down(close: fn(&TenantLimiter<Tenant>)) -> (StatusCode, StatusCode
     close(&limiter);
     signal.send(()).unwrap();
     tokio::task::yield_now().await;
-    gate.let_out(2);
+    inner.finish(2);
     let answers = (running.await.unwrap().status, queued.await.unwrap().status);
-    soon(limiter.drain_for(Duration::from_secs(60)))
+    with_timeout(limiter.drain_for(Duration::from_secs(60)))
         .await
         .unwrap();
-    soon(server).await.unwrap().unwrap();
+    with_timeout(server).await.unwrap().unwrap();
     answers
 }
 

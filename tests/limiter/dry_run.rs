@@ -19,19 +19,21 @@ use tower_tenant::{
     extract::MissingTenant, limiter::TenantLimiterBuilder, observe::Event,
 };
 
-use crate::support::{Tenant, forget_all, forget_idle, manual, probe, reason, watched};
+use crate::support::{
+    Tenant, assert_available, evict_all, evict_idle_now, manual, reason, run_with_timeout,
+};
 
-/// What an observer was told: who would have waited, and why who would have been rejected.
-type Told = Arc<Mutex<Vec<Option<RejectReason>>>>;
+/// What an observer was events: who would have waited, and why who would have been rejected.
+type Events = Arc<Mutex<Vec<Option<RejectReason>>>>;
 
-fn limiter(limit: usize, queue: usize) -> (TenantLimiter<Tenant>, Told) {
-    let (builder, told) = builder(limit, queue);
-    (builder.build(), told)
+fn limiter(limit: usize, queue: usize) -> (TenantLimiter<Tenant>, Events) {
+    let (builder, events) = builder(limit, queue);
+    (builder.build(), events)
 }
 
-fn builder(limit: usize, queue: usize) -> (TenantLimiterBuilder<Tenant>, Told) {
-    let told = Told::default();
-    let log = Arc::clone(&told);
+fn builder(limit: usize, queue: usize) -> (TenantLimiterBuilder<Tenant>, Events) {
+    let events = Events::default();
+    let log = Arc::clone(&events);
     let builder = TenantLimiter::builder(limit)
         .overflow(Overflow::queue(queue).max_wait(Duration::MAX))
         .evictor(manual(Duration::ZERO))
@@ -43,30 +45,30 @@ fn builder(limit: usize, queue: usize) -> (TenantLimiterBuilder<Tenant>, Told) {
             Event::Queued | Event::Rejected { .. } => panic!("{event:?} in a dry run"),
             _ => {}
         });
-    (builder, told)
+    (builder, events)
 }
 
-fn take(told: &Told) -> Vec<Option<RejectReason>> {
-    std::mem::take(&mut told.lock().unwrap())
+fn take(events: &Events) -> Vec<Option<RejectReason>> {
+    std::mem::take(&mut events.lock().unwrap())
 }
 
 #[test]
 fn whoever_would_wait_or_be_rejected_enters_and_is_told() {
-    let (limiter, told) = limiter(2, 1);
+    let (limiter, events) = limiter(2, 1);
     limiter.set_dry_run(true);
     let permits: Vec<_> = (0..5)
         .map(|_| assert_ready_ok!(task::spawn(limiter.acquire(&"T")).poll()))
         .collect();
     let full = Some(RejectReason::QueueFull);
-    assert_eq!(take(&told), [None, full, full]);
+    assert_eq!(take(&events), [None, full, full]);
     assert_eq!(limiter.would_have_rejected(), 2);
     assert_eq!(limiter.in_flight(&"T"), 5);
     assert_eq!(limiter.waiting(&"T"), 0);
     let sixth = limiter.try_acquire(&"T").unwrap();
-    assert_eq!(take(&told), [Some(RejectReason::AtLimit)]);
+    assert_eq!(take(&events), [Some(RejectReason::AtLimit)]);
     drop((permits, sixth));
     drop(limiter.try_acquire(&"T").unwrap());
-    assert_eq!(take(&told), [], "below its limit nothing is told");
+    assert_eq!(take(&events), [], "below its limit nothing is events");
     assert_eq!(limiter.in_flight(&"T"), 0);
 }
 
@@ -88,14 +90,14 @@ fn fate_of_next(limit: usize, queue: usize, before: usize) -> Option<Option<Reje
 #[test]
 fn each_request_is_told_what_becomes_of_it_where_limits_are_meant() {
     for (limit, queue) in [(0, 0), (0, 2), (1, 0), (1, 2), (2, 1), (3, 3)] {
-        let (limiter, told) = limiter(limit, queue);
+        let (limiter, events) = limiter(limit, queue);
         limiter.set_dry_run(true);
         let mut permits = Vec::new();
         for before in 0..limit + queue + 3 {
             permits.push(assert_ready_ok!(task::spawn(limiter.acquire(&"T")).poll()));
             let fate = fate_of_next(limit, queue, before);
             assert_eq!(
-                take(&told).pop(),
+                take(&events).pop(),
                 fate,
                 "{before} before, {limit} + {queue}"
             );
@@ -106,7 +108,7 @@ fn each_request_is_told_what_becomes_of_it_where_limits_are_meant() {
 
 #[test]
 fn no_kind_of_rejection_stands_in_the_way_but_that_of_a_closed_limiter() {
-    let (builder, told) = builder(1, 0);
+    let (builder, events) = builder(1, 0);
     let limiter = builder
         .capacity(Capacity::new(1).queue(0))
         .max_tenants(2)
@@ -115,15 +117,15 @@ fn no_kind_of_rejection_stands_in_the_way_but_that_of_a_closed_limiter() {
     limiter.set_dry_run(true);
     let mut permits = vec![limiter.try_acquire(&"T").unwrap()];
     permits.push(limiter.try_acquire(&"U").unwrap());
-    assert_eq!(take(&told), [Some(RejectReason::AtCapacity)]);
+    assert_eq!(take(&events), [Some(RejectReason::AtCapacity)]);
     assert_eq!(limiter.capacity_stats().unwrap().in_flight, 2);
 
     limiter.set_limit(&"U", 0);
     permits.push(limiter.try_acquire(&"U").unwrap());
-    assert_eq!(take(&told), [Some(RejectReason::Paused)]);
+    assert_eq!(take(&events), [Some(RejectReason::Paused)]);
 
     permits.push(limiter.try_acquire(&"V").unwrap());
-    assert_eq!(take(&told)[0], Some(RejectReason::TableFull));
+    assert_eq!(take(&events)[0], Some(RejectReason::TableFull));
     assert_eq!(limiter.tracked(), 2);
     assert_eq!(limiter.capacity_stats().unwrap().in_flight, 4);
 
@@ -136,7 +138,7 @@ fn no_kind_of_rejection_stands_in_the_way_but_that_of_a_closed_limiter() {
 
 #[tokio::test]
 async fn requests_without_a_tenant_pass_and_are_told() {
-    let (builder, told) = builder(1, 0);
+    let (builder, events) = builder(1, 0);
     let limiter = builder.anonymous_limit(0).build();
     for missing in [MissingTenant::Reject, MissingTenant::Share] {
         limiter.set_dry_run(true);
@@ -149,7 +151,7 @@ async fn requests_without_a_tenant_pass_and_are_told() {
             MissingTenant::Share => RejectReason::Paused,
             _ => RejectReason::MissingTenant,
         };
-        assert_eq!(take(&told), [Some(expected)]);
+        assert_eq!(take(&events), [Some(expected)]);
     }
     assert_eq!(limiter.anonymous_stats().in_flight, 0);
 }
@@ -188,11 +190,11 @@ fn switching_it_on_lets_in_who_waits_and_switching_it_off_is_a_cut() {
         drop(second);
         drop(assert_ready_ok!(newcomer.poll()));
         drop(third);
-        probe(&limiter, "T", 2, 3);
+        assert_available(&limiter, "T", 2, 3);
         if let Some(stats) = limiter.capacity_stats() {
             assert_eq!((stats.in_flight, stats.waiting), (0, 0));
         }
-        forget_all(&limiter);
+        evict_all(&limiter);
     }
 }
 
@@ -210,7 +212,7 @@ fn one_tenant_may_be_in_a_dry_run_or_out_of_it_by_itself() {
     limiter.set_dry_run(true);
     limiter.set_tenant_dry_run(&"T", false);
     assert!(full("T") && !full("U"));
-    forget_idle(&limiter);
+    evict_idle_now(&limiter);
     assert!(full("T") && !full("U"), "it outlives the eviction");
     limiter.clear_tenant_dry_run(&"T");
     assert!(!full("T"));
@@ -223,7 +225,7 @@ fn switching_it_on_and_off_under_load_leaves_the_figures_exact() {
     let limits = || TenantLimiter::<u64>::builder(2).evictor(manual(Duration::ZERO));
     let owned = Capacity::new(3).owners(|tenant: &u64| tenant % 2);
     for limiter in [limits(), limits().capacity(3), limits().capacity(owned)] {
-        watched(move || {
+        run_with_timeout(move || {
             let limiter = limiter
                 .overflow(Overflow::queue(4).max_wait(Duration::MAX))
                 .build();
@@ -258,9 +260,9 @@ fn switching_it_on_and_off_under_load_leaves_the_figures_exact() {
                 assert_eq!((stats.in_flight, stats.waiting), (0, 0));
             }
             for tenant in 0..4 {
-                probe(&limiter, tenant, 2, 2);
+                assert_available(&limiter, tenant, 2, 2);
             }
-            forget_all(&limiter);
+            evict_all(&limiter);
         });
     }
 }
@@ -334,7 +336,7 @@ async fn served_beside_a_flood(is_dry: bool) -> [usize; 2] {
     tasks.shutdown().await;
     assert_eq!(running.lock().unwrap().1, 4, "the capacity is meant");
     limiter.set_tenant_dry_run(&"flood", false);
-    probe(&limiter, "flood", 4, 2);
+    assert_available(&limiter, "flood", 4, 2);
     *served.lock().unwrap()
 }
 
@@ -362,7 +364,7 @@ fn a_dry_run_that_ends_asks_nothing_and_restores_the_limits_that_were_in_force()
     limiter.set_tenant_dry_run(&"T", true);
     limiter.set_tenant_dry_run(&"T", false);
     limiter.clear_tenant_dry_run(&"T");
-    probe(&limiter, "T", 1, 1);
+    assert_available(&limiter, "T", 1, 1);
 }
 
 #[test]
@@ -380,13 +382,13 @@ fn a_function_that_panics_while_settings_end_a_dry_run_leaves_the_tenant_limited
     let apply = || limiter.apply(tower_tenant::settings::Settings::default());
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(apply));
     assert!(panic.is_err());
-    probe(&limiter, "T", 2, 1);
+    assert_available(&limiter, "T", 2, 1);
 }
 
 #[test]
 fn a_request_is_counted_once_whatever_stands_against_it() {
     for pause in [false, true] {
-        let (builder, told) = builder(1, 0);
+        let (builder, events) = builder(1, 0);
         let limiter = builder.capacity(1).max_tenants(1).build();
         limiter.set_dry_run(true);
         if pause {
@@ -394,7 +396,7 @@ fn a_request_is_counted_once_whatever_stands_against_it() {
         }
         let first = limiter.try_acquire(&"T").unwrap();
         let second = limiter.try_acquire(&"U").unwrap();
-        assert_eq!(take(&told), [Some(RejectReason::TableFull)]);
+        assert_eq!(take(&events), [Some(RejectReason::TableFull)]);
         assert_eq!(limiter.would_have_rejected(), 1);
         drop((first, second));
         assert_eq!(limiter.capacity_stats().unwrap().in_flight, 0);

@@ -22,7 +22,10 @@ use tower_tenant::{
     settings::{Override, Settings},
 };
 
-use crate::support::{Tenant, forget_all, forget_idle, probe, reason, watched, wind_up};
+use crate::support::{
+    Tenant, assert_all_released, assert_available, evict_all, evict_idle_now, reason,
+    run_with_timeout,
+};
 
 /// A limiter whose queue nobody has to leave.
 fn queueing(limits: impl Into<Limits<Tenant>>) -> TenantLimiter<Tenant> {
@@ -88,7 +91,7 @@ fn a_paused_tenant_is_rejected_and_so_are_those_who_wait() {
     drop(running);
     drop(assert_ready_ok!(waits.poll()));
     drop(waits);
-    wind_up(&limiter, "T", 1, 2);
+    assert_all_released(&limiter, "T", 1, 2);
 }
 
 #[test]
@@ -100,9 +103,9 @@ fn a_pause_keeps_the_limit_and_weight_of_the_tenant_for_the_time_after() {
     limiter.set_limit(&"T", 2);
     assert_eq!(limit(&limiter, "T"), 0, "a new limit ended the pause");
     limiter.resume(&"T");
-    probe(&limiter, "T", 2, 1);
+    assert_available(&limiter, "T", 2, 1);
     limiter.clear_limit(&"T");
-    wind_up(&limiter, "T", 1, 1);
+    assert_all_released(&limiter, "T", 1, 1);
 }
 
 #[test]
@@ -110,13 +113,13 @@ fn a_pause_survives_the_eviction_of_its_tenant() {
     let limiter = queueing(1);
     limiter.pause(&"T");
     drop(limiter.try_acquire(&"T"));
-    forget_all(&limiter);
+    evict_all(&limiter);
     assert_eq!(
         limiter.try_acquire(&"T").unwrap_err().reason(),
         RejectReason::Paused
     );
     limiter.resume(&"T");
-    wind_up(&limiter, "T", 1, 1);
+    assert_all_released(&limiter, "T", 1, 1);
 }
 
 #[test]
@@ -178,12 +181,12 @@ async fn a_weight_that_is_cleared_is_again_the_one_that_the_function_gives() {
     let mut settings = settings(None, [("T", own(|own| own.weight = Some(7)))]);
     limiter.apply(settings.clone()).unwrap();
     assert_eq!(share_of_t(&limiter), 7);
-    forget_idle(&limiter);
+    evict_idle_now(&limiter);
     assert_eq!(share_of_t(&limiter), 7);
     settings.tenants.clear();
     limiter.apply(settings).unwrap();
     assert_eq!(share_of_t(&limiter), 6);
-    forget_all(&limiter);
+    evict_all(&limiter);
 }
 
 #[test]
@@ -210,8 +213,8 @@ fn settings_replace_everything_that_tenants_had_for_themselves() {
     limiter.apply(settings(None, [])).unwrap();
     let limits = ["T", "U", "V", "W", "X"].map(|tenant| limit(&limiter, tenant));
     assert_eq!(limits, [2; 5], "the limit of all was not named and changed");
-    probe(&limiter, "W", 2, 1);
-    forget_all(&limiter);
+    assert_available(&limiter, "W", 2, 1);
+    evict_all(&limiter);
 }
 
 #[test]
@@ -250,7 +253,7 @@ fn settings_go_to_all_other_tenants_if_the_function_panics_for_one() {
     assert_eq!(limiter.stats(&"U").unwrap().limit, 1);
     assert_eq!(limiter.stats(&"V").unwrap().limit, 3);
     limiter.set_default_limit(2);
-    wind_up(&limiter, "T", 2, 1);
+    assert_all_released(&limiter, "T", 2, 1);
 }
 
 #[test]
@@ -371,7 +374,7 @@ fn under_load(limiter: &TenantLimiter<Tenant>, change: impl Fn(usize) + Sync) {
 
 #[test]
 fn settings_changed_under_load_lose_no_slot_and_no_waiter() {
-    watched(|| {
+    run_with_timeout(|| {
         let limiter = queueing(1);
         under_load(&limiter, |turn| {
             let change = match turn % 3 {
@@ -384,14 +387,14 @@ fn settings_changed_under_load_lose_no_slot_and_no_waiter() {
         limiter
             .apply(settings(Some(3), [("T", own(|own| own.limit = Some(4)))]))
             .unwrap();
-        probe(&limiter, "T", 4, 2);
-        wind_up(&limiter, "U", 3, 2);
+        assert_available(&limiter, "T", 4, 2);
+        assert_all_released(&limiter, "U", 3, 2);
     });
 }
 
 #[test]
 fn settings_of_a_shared_capacity_changed_under_load_lose_no_slot_and_no_waiter() {
-    watched(|| {
+    run_with_timeout(|| {
         let owners = Capacity::new(2).owners(|_: &Tenant| "both");
         let limiter = builder(1).capacity(owners).build();
         under_load(&limiter, |turn| {
@@ -405,8 +408,8 @@ fn settings_of_a_shared_capacity_changed_under_load_lose_no_slot_and_no_waiter()
         limiter.apply(last).unwrap();
         let figures = limiter.capacity_stats().unwrap();
         assert_eq!((figures.in_flight, figures.waiting), (0, 0));
-        probe(&limiter, "T", 3, 2);
-        wind_up(&limiter, "U", 3, 2);
+        assert_available(&limiter, "T", 3, 2);
+        assert_all_released(&limiter, "U", 3, 2);
     });
 }
 

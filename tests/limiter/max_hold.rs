@@ -35,7 +35,7 @@ use tower_tenant::{
     observe::{Event, Outcome},
 };
 
-use crate::support::{self, Tenant, call, soon};
+use crate::support::{self, Tenant, call, with_timeout};
 
 const LONGEST: Duration = Duration::from_secs(60);
 const MOMENT: Duration = Duration::from_millis(1);
@@ -62,7 +62,7 @@ fn layer(limiter: Limiter) -> TestLayer {
 }
 
 /// A limiter with one slot for each tenant, and what its observer is told.
-fn watched(max: MaxHold) -> (Limiter, Log) {
+fn observed(max: MaxHold) -> (Limiter, Log) {
     let log = Log::default();
     let events = Arc::clone(&log);
     let observer = move |_: Option<&Tenant>, event| events.lock().unwrap().push(event);
@@ -119,7 +119,7 @@ fn is_expiry(error: &BoxError) -> bool {
 
 #[tokio::test(start_paused = true)]
 async fn the_slot_of_a_body_that_is_not_polled_is_given_back_when_its_time_is_up() {
-    let (limiter, log) = watched(LONGEST.into());
+    let (limiter, log) = observed(LONGEST.into());
     let service = layer(limiter.clone()).layer(service_fn(stall));
     let mut body = respond(&service);
     pass(LONGEST - MOMENT).await;
@@ -143,7 +143,7 @@ async fn the_slot_of_a_body_that_is_not_polled_is_given_back_when_its_time_is_up
 
 #[tokio::test(start_paused = true)]
 async fn a_body_that_waits_is_woken_to_end_with_an_error() {
-    let (limiter, _) = watched(LONGEST.into());
+    let (limiter, _) = observed(LONGEST.into());
     let service = layer(limiter.clone()).layer(service_fn(stall));
     let mut body = respond(&service);
     assert_ready_ok!(next_frame(&mut body).poll().map(Option::unwrap));
@@ -160,7 +160,7 @@ async fn a_body_that_waits_is_woken_to_end_with_an_error() {
 
 #[tokio::test(start_paused = true)]
 async fn a_response_that_may_go_on_does_so_uncounted() {
-    let (limiter, log) = watched(MaxHold::after(LONGEST).let_responses_go_on());
+    let (limiter, log) = observed(MaxHold::after(LONGEST).let_responses_go_on());
     let service = layer(limiter.clone()).layer(service_fn(stall));
     let mut body = respond(&service);
     pass(LONGEST).await;
@@ -177,7 +177,7 @@ async fn a_response_that_may_go_on_does_so_uncounted() {
 
 #[tokio::test(start_paused = true)]
 async fn a_handler_goes_on_and_its_response_ends_from_its_head() {
-    let (limiter, log) = watched(LONGEST.into());
+    let (limiter, log) = observed(LONGEST.into());
     let slow = |req| async {
         sleep(2 * LONGEST).await;
         stall(req).await
@@ -198,7 +198,7 @@ async fn a_handler_goes_on_and_its_response_ends_from_its_head() {
 
 #[tokio::test(start_paused = true)]
 async fn with_the_slot_held_to_the_head_the_body_is_not_bounded() {
-    let (limiter, log) = watched(LONGEST.into());
+    let (limiter, log) = observed(LONGEST.into());
     let service = layer(limiter).hold(Hold::Head).layer(service_fn(stall));
     let mut body = respond(&service);
     pass(2 * LONGEST).await;
@@ -208,7 +208,7 @@ async fn with_the_slot_held_to_the_head_the_body_is_not_bounded() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_ends_in_time_has_not_expired() {
-    let (limiter, log) = watched(LONGEST.into());
+    let (limiter, log) = observed(LONGEST.into());
     let service = layer(limiter.clone()).layer(service_fn(stall));
     for _ in 0..3 {
         drop(respond(&service));
@@ -246,14 +246,14 @@ async fn an_expired_slot_goes_to_the_first_waiter_of_the_tenant_and_of_the_capac
 
 #[tokio::test(start_paused = true)]
 async fn permits_without_a_layer_are_bounded_by_choice() {
-    let (limiter, log) = watched(LONGEST.into());
+    let (limiter, log) = observed(LONGEST.into());
     let permit = limiter.try_acquire(&"A").unwrap();
     pass(2 * LONGEST).await;
     assert!(!permit.is_expired());
     drop(permit);
     assert_eq!(outcomes(&log), [Outcome::Completed]);
 
-    let (limiter, log) = watched(MaxHold::after(LONGEST).bare_permits());
+    let (limiter, log) = observed(MaxHold::after(LONGEST).bare_permits());
     let permit = limiter.acquire(&"A").await.unwrap();
     assert!(!permit.is_expired());
     pass(LONGEST).await;
@@ -280,7 +280,7 @@ fn sharing(limiter: &Limiter) -> (ResponseBody<Body>, SharedPermit) {
 
 #[tokio::test(start_paused = true)]
 async fn a_handle_keeps_a_slot_beyond_its_time_unless_handles_are_bounded_too() {
-    let (limiter, log) = watched(LONGEST.into());
+    let (limiter, log) = observed(LONGEST.into());
     let (mut body, handle) = sharing(&limiter);
     let clone = handle.clone();
     pass(2 * LONGEST).await;
@@ -294,7 +294,7 @@ async fn a_handle_keeps_a_slot_beyond_its_time_unless_handles_are_bounded_too() 
         .unwrap_err();
     assert!(is_expiry(&error));
 
-    let (limiter, log) = watched(MaxHold::after(LONGEST).shared_permits());
+    let (limiter, log) = observed(MaxHold::after(LONGEST).shared_permits());
     let (body, handle) = sharing(&limiter);
     pass(LONGEST).await;
     assert_eq!(limiter.in_flight("A"), 0);
@@ -304,7 +304,7 @@ async fn a_handle_keeps_a_slot_beyond_its_time_unless_handles_are_bounded_too() 
 
 #[tokio::test(start_paused = true)]
 async fn a_slot_whose_handles_go_in_time_is_bounded_as_any_other() {
-    let (limiter, log) = watched(LONGEST.into());
+    let (limiter, log) = observed(LONGEST.into());
     let (_body, handle) = sharing(&limiter);
     pass(LONGEST / 2).await;
     drop(handle);
@@ -390,7 +390,7 @@ async fn a_parent_that_releases_first_can_wait_for_a_child_of_its_tenant() {
         }
     };
     let service = layer(limiter).share_permit().layer(service_fn(parent));
-    soon(call(&service, request("A"))).await.unwrap();
+    with_timeout(call(&service, request("A"))).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -463,7 +463,7 @@ fn a_runtime_that_has_ended_stops_nothing() {
 
 #[test]
 fn without_a_time_driver_no_slot_is_taken_back_and_the_observer_is_told() {
-    let (limiter, log) = watched(LONGEST.into());
+    let (limiter, log) = observed(LONGEST.into());
     limiter.set_evictor(support::manual(LONGEST));
     let service = layer(limiter.clone()).layer(service_fn(stall));
     let bare = runtime::Builder::new_current_thread().build().unwrap();
@@ -544,7 +544,7 @@ fn of_many_threads_each_slot_is_given_back_once() {
         .build()
         .unwrap();
     let (limiter, log) = {
-        let (limiter, log) = watched(MaxHold::after(Duration::from_millis(1)).bare_permits());
+        let (limiter, log) = observed(MaxHold::after(Duration::from_millis(1)).bare_permits());
         limiter.set_evictor(support::manual(LONGEST));
         (limiter, log)
     };
@@ -563,7 +563,7 @@ fn of_many_threads_each_slot_is_given_back_once() {
                 }
             });
         }
-        soon(tasks.join_all()).await;
+        with_timeout(tasks.join_all()).await;
     });
     let admitted = |event: &&Event| matches!(event, Event::Admitted { .. });
     let admitted = log.lock().unwrap().iter().filter(admitted).count();
@@ -577,6 +577,6 @@ fn of_many_threads_each_slot_is_given_back_once() {
     assert!(expired > 0 && expired < admitted, "{expired} of {admitted}");
     for tenant in ["A", "B"] {
         assert_eq!(limiter.in_flight(tenant), 0);
-        support::probe(&limiter, tenant, 1, 0);
+        support::assert_available(&limiter, tenant, 1, 0);
     }
 }

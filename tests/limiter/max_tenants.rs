@@ -8,7 +8,7 @@ use std::{
 
 use tower_tenant::{Permit, RejectReason, TenantLimiter};
 
-use crate::support::{self, forget_all, manual, probe};
+use crate::support::{self, assert_available, evict_all, manual};
 
 /// How many entries a newcomer may look at.
 const LOOKS: usize = 1024;
@@ -45,10 +45,10 @@ fn an_idle_tenant_makes_room_and_one_in_use_never_does() {
     }
     drop(held);
     for tenant in 0..10 {
-        probe(&limiter, tenant, 1, 2);
+        assert_available(&limiter, tenant, 1, 2);
         assert_eq!(limiter.tracked(), 3);
     }
-    forget_all(&limiter);
+    evict_all(&limiter);
 }
 
 // KE1
@@ -65,8 +65,8 @@ fn a_tenant_that_waits_never_makes_room() {
     assert_eq!(reason(&limiter, 8), Some(RejectReason::TableFull));
     drop(waiter);
     assert_eq!(reason(&limiter, 8), None);
-    probe(&limiter, 7, 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 7, 1, 2);
+    evict_all(&limiter);
 }
 
 // KE1
@@ -82,8 +82,8 @@ fn the_rejection_of_a_newcomer_tells_no_figures_of_others_and_when_to_come_back(
     );
     assert_eq!(rejected.retry_after(), Some(Duration::from_secs(1)));
     drop(held);
-    probe(&limiter, 1, 5, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 1, 5, 2);
+    evict_all(&limiter);
 }
 
 // KE1
@@ -93,8 +93,8 @@ fn room_for_nobody_rejects_everybody() {
     assert_eq!(reason(&limiter, 7), Some(RejectReason::TableFull));
     assert_eq!(limiter.tracked(), 0);
     limiter.set_max_tenants(1);
-    probe(&limiter, 7, 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 7, 1, 2);
+    evict_all(&limiter);
 }
 
 // KE1
@@ -108,8 +108,8 @@ fn a_bound_below_what_is_tracked_forgets_nobody_and_admits_no_newcomer() {
     drop(held);
     assert_eq!(reason(&limiter, 10), None);
     assert!(limiter.tracked() <= 5);
-    probe(&limiter, 0, 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 0, 1, 2);
+    evict_all(&limiter);
 }
 
 // PF1
@@ -140,8 +140,8 @@ fn a_newcomer_to_a_table_in_use_looks_at_part_of_it_and_the_next_goes_on() {
     // A search of the whole table would have found it at once.
     assert!(rejected > 0);
     drop(held);
-    probe(&limiter, 0, 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 0, 1, 2);
+    evict_all(&limiter);
 }
 
 thread_local! {
@@ -209,8 +209,8 @@ fn a_request_hashes_and_compares_its_tenant_once_however_many_there_are() {
     drop(held);
     let (evicted, looks) = counted(|| limiter.evict_idle());
     assert_eq!((evicted, looks), (TENANTS as usize, (0, 0)));
-    probe(&limiter, Counted(7), 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, Counted(7), 1, 2);
+    evict_all(&limiter);
 }
 
 /// The latency that `share` of the requests keep below.
@@ -258,8 +258,8 @@ fn the_latency_of_requests_while_somebody_sweeps_is_printed() {
     });
     println!("{TENANTS} tenants, p50 p99.9 max, while sweeping: {sweeping:?}");
     drop(held);
-    probe(&limiter, 7, 2, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 7, 2, 2);
+    evict_all(&limiter);
 }
 
 #[test]
@@ -277,7 +277,7 @@ fn no_request_evicts_a_whole_crowd() {
 fn looking_at_a_limiter_rejects_no_newcomer() {
     let limiter = TenantLimiter::<u64>::builder(1).max_tenants(1).build();
     drop(hold(&limiter, 0..1));
-    support::watched(move || {
+    support::run_with_timeout(move || {
         let done = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -291,7 +291,7 @@ fn looking_at_a_limiter_rejects_no_newcomer() {
             assert_eq!(rejected, 0);
         });
         assert_eq!(limiter.tracked(), 1);
-        forget_all(&limiter);
+        evict_all(&limiter);
     });
 }
 
@@ -348,5 +348,5 @@ fn a_key_that_takes_long_to_clone_for_a_snapshot_keeps_no_tenant_from_making_roo
         assert!((1..=2).contains(&snapshot.join().unwrap()));
     });
     assert!(call(2));
-    forget_all(&limiter);
+    evict_all(&limiter);
 }

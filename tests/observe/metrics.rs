@@ -27,7 +27,7 @@ use tower_tenant::{
 };
 
 use crate::{
-    support::{Gate, Tenant, forget_all, manual, until, watched},
+    support::{BusyService, Tenant, evict_all, manual, run_with_timeout, until},
     wire::{self, Client, VERSIONS, request, serve, tenant_in},
 };
 
@@ -160,18 +160,18 @@ async fn whatever_way_requests_end_gauges_go_back_and_sums_match() {
     let (recorder, addr) = exporter().await;
     let limiter = limiter::<Tenant>(&recorder, 1)
         .overflow(Overflow::queue(1).max_wait(Duration::from_millis(20)));
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let handler = |deed: &'static str| {
-        let gate = gate.clone();
+        let inner = inner.clone();
         get(move |req: Request<Body>| {
-            let mut gate = gate.clone();
+            let mut inner = inner.clone();
             async move {
                 match deed {
                     "panic" => panic!("as asked"),
                     "stream" => Body::from_stream(stream::pending::<Result<Vec<u8>, Infallible>>()),
                     _ => {
                         let tenant = tenant_in(&req).unwrap();
-                        Body::from(tower::Service::call(&mut gate, tenant).await.unwrap())
+                        Body::from(tower::Service::call(&mut inner, tenant).await.unwrap())
                     }
                 }
             }
@@ -190,7 +190,7 @@ async fn whatever_way_requests_end_gauges_go_back_and_sums_match() {
     let (mut sent, mut panics) = (0.0, 0.0);
     for version in VERSIONS {
         // Success.
-        gate.let_out(1);
+        inner.finish(1);
         let answer = wire::get(server, version, "/work", "T").await;
         assert_eq!(answer.status, 200);
         until(idle).await;
@@ -263,7 +263,7 @@ async fn whatever_way_requests_end_gauges_go_back_and_sums_match() {
         rejected(&scraped, "wait_expired") + cancelled
     );
     assert_eq!(value(&scraped, TRACKED), 1.0);
-    forget_all(&limiter);
+    evict_all(&limiter);
     let scraped = scrape(addr).await;
     assert_eq!(value(&scraped, TRACKED), 0.0);
     assert_eq!(value(&scraped, EVICTED), 1.0);
@@ -344,7 +344,7 @@ fn no_label_names_a_tenant_unless_asked_and_then_a_bounded_number() {
     };
     let before = parse(&handle.render()).len();
     flood(&plain, 0..10_000);
-    forget_all(&plain);
+    evict_all(&plain);
     let scraped = parse(&handle.render());
     assert_eq!(scraped.len(), before);
     assert!(!handle.render().contains("tenant=\""));
@@ -375,7 +375,7 @@ fn no_label_names_a_tenant_unless_asked_and_then_a_bounded_number() {
     assert_eq!(of("_other"), Some(9_995.0));
 
     // Those that are evicted leave their labels to others.
-    forget_all(&limiter);
+    evict_all(&limiter);
     metrics_of(20_000..20_010, &limiter);
     assert_eq!(of("t20000"), Some(1.0));
     assert_eq!(of("_other"), Some(10_000.0));
@@ -439,7 +439,7 @@ fn a_rejection_that_leaves_its_tenant_untracked_takes_no_label() {
     assert_eq!((rejected("t1"), rejected("t2")), (Some(1.0), Some(1.0)));
     assert_eq!((rejected("t3"), rejected("_other")), (None, Some(22.0)));
 
-    forget_all(&limiter);
+    evict_all(&limiter);
     limiter.close();
     reject(200..220, RejectReason::Closed);
     assert_eq!((rejected("t200"), rejected("_other")), (None, Some(42.0)));
@@ -448,7 +448,7 @@ fn a_rejection_that_leaves_its_tenant_untracked_takes_no_label() {
 // OB3
 #[test]
 fn labels_are_given_up_whatever_the_order_in_which_threads_track_reject_and_evict() {
-    watched(|| {
+    run_with_timeout(|| {
         let (limiter, rejected) = labelling(3);
         std::thread::scope(|scope| {
             for thread in 0..4_u64 {
@@ -463,7 +463,7 @@ fn labels_are_given_up_whatever_the_order_in_which_threads_track_reject_and_evic
                 });
             }
         });
-        forget_all(&limiter);
+        evict_all(&limiter);
         for tenant in 100..103 {
             crowd(&limiter, tenant);
         }

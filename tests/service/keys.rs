@@ -25,7 +25,7 @@ use tower_tenant::{
     header,
 };
 
-use crate::support::{call, forget_all, manual, probe};
+use crate::support::{assert_available, call, evict_all, manual};
 
 // KE1
 #[test]
@@ -55,9 +55,9 @@ fn made_up_tenants_neither_run_nor_are_tracked_beyond_the_table() {
         running.push(second);
     }
     drop(running);
-    probe(layer.limiter(), 12_345, 2, 1);
+    assert_available(layer.limiter(), 12_345, 2, 1);
     assert_eq!(layer.limiter().tracked(), 100);
-    forget_all(layer.limiter());
+    evict_all(layer.limiter());
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -85,9 +85,9 @@ fn equal_names_of_different_kinds_are_different_tenants() {
     }
     drop(permits);
     for caller in callers {
-        probe(&limiter, caller, 1, 1);
+        assert_available(&limiter, caller, 1, 1);
     }
-    forget_all(&limiter);
+    evict_all(&limiter);
 }
 
 // KE5
@@ -108,9 +108,9 @@ fn the_parts_of_a_composite_tenant_do_not_run_together() {
     assert_eq!(limiter.tracked(), pairs.len());
     drop(permits);
     for pair in pairs {
-        probe(&limiter, pair, 1, 1);
+        assert_available(&limiter, pair, 1, 1);
     }
-    forget_all(&limiter);
+    evict_all(&limiter);
 }
 
 /// A tenant whose hash says nothing.
@@ -131,13 +131,13 @@ fn tenants_with_the_same_hash_are_different_tenants() {
     limiter.set_limit(&Collides(1), 3);
     for id in 1..200 {
         let limit = if id == 1 { 3 } else { 1 };
-        probe(&limiter, Collides(id), limit, 1);
+        assert_available(&limiter, Collides(id), limit, 1);
     }
     assert_eq!(limiter.evict_idle(), 199);
     assert_eq!(limiter.in_flight(&Collides(0)), 1);
     drop(held);
-    probe(&limiter, Collides(0), 1, 1);
-    forget_all(&limiter);
+    assert_available(&limiter, Collides(0), 1, 1);
+    evict_all(&limiter);
 }
 
 // KE5
@@ -159,8 +159,8 @@ fn an_id_that_is_borrowed_and_one_that_is_owned_are_one_tenant() {
     assert!(limiter.try_acquire("acme").is_err());
     assert_eq!(limiter.tracked(), 1);
     drop(held);
-    probe(&limiter, "acme".to_owned(), 1, 1);
-    forget_all(&limiter);
+    assert_available(&limiter, "acme".to_owned(), 1, 1);
+    evict_all(&limiter);
 }
 
 // KE7
@@ -196,8 +196,8 @@ fn giant_ids_are_invalid_and_leave_nothing_behind() {
             is_tenant
         );
     }
-    probe(layer.limiter(), "a".repeat(256), 1, 1);
-    forget_all(layer.limiter());
+    assert_available(layer.limiter(), "a".repeat(256), 1, 1);
+    evict_all(layer.limiter());
 }
 
 // KE7
@@ -252,8 +252,8 @@ fn any_bytes_in_a_header_are_a_tenant_or_invalid() {
     }
     assert!(tenants.len() > 1_000 && invalid > 1_000);
     assert_eq!(layer.limiter().tracked(), tenants.len());
-    probe(layer.limiter(), "acme".to_owned(), 1, 1);
-    forget_all(layer.limiter());
+    assert_available(layer.limiter(), "acme".to_owned(), 1, 1);
+    evict_all(layer.limiter());
 }
 
 /// A tenant that notes when it is dropped.
@@ -379,9 +379,9 @@ fn a_full_tenant_with_a_full_queue_holds_up_nobody_else() {
     assert_eq!(asked.load(SeqCst), 2_002, "nor again after the wait");
     drop(waiting);
     for id in [0, 1, 1_000] {
-        probe(layer.limiter(), id, 1, 1);
+        assert_available(layer.limiter(), id, 1, 1);
     }
-    forget_all(layer.limiter());
+    evict_all(layer.limiter());
 }
 
 // KE10
@@ -402,9 +402,9 @@ fn requests_of_two_tenants_by_one_service_do_not_mix() {
         assert_pending!(a.poll());
     }
     for id in [1, 2] {
-        probe(layer.limiter(), id, 1, 1);
+        assert_available(layer.limiter(), id, 1, 1);
     }
-    forget_all(layer.limiter());
+    evict_all(layer.limiter());
 }
 
 /// A tenant that panics when it is compared with its like.
@@ -435,8 +435,8 @@ fn a_comparison_that_panics_harms_nobody_else() {
     let held = limiter.try_acquire(&Odd("odd")).unwrap();
     let again = std::panic::AssertUnwindSafe(|| limiter.try_acquire(&Odd("odd")));
     assert!(std::panic::catch_unwind(again).is_err());
-    probe(&limiter, Odd("even"), 1, 1);
+    assert_available(&limiter, Odd("even"), 1, 1);
     assert_eq!(limiter.evict_idle(), 1);
     drop(held);
-    forget_all(&limiter);
+    evict_all(&limiter);
 }

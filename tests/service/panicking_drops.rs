@@ -34,7 +34,7 @@ use tower_tenant::{
     observe::{Event, Observer},
 };
 
-use crate::support::{forget_all, manual, probe};
+use crate::support::{assert_available, evict_all, manual};
 
 /// The values of a user that the crate keeps, passes on or drops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -1007,12 +1007,12 @@ impl World {
         if case.step != Step::OutlivesTheLimiter {
             let limiter = ManuallyDrop::into_inner(self.limiter);
             limiter.set_dry_run(false);
-            probe(&limiter, T.clone(), LIMIT, PLACES);
+            assert_available(&limiter, T.clone(), LIMIT, PLACES);
             if let Some(stats) = limiter.capacity_stats() {
                 assert_eq!((stats.in_flight, stats.waiting), (0, 0), "of the capacity");
             }
             assert!(limiter.drain().now_or_never().is_some(), "it is busy");
-            forget_all(&limiter);
+            evict_all(&limiter);
             for value in [Value::Key, Value::Owner] {
                 gone(value);
             }
@@ -1174,7 +1174,7 @@ fn a_waker_that_panics_when_it_is_replaced_or_given_up_fails_no_request() {
         assert_eq!(limiter.waiting(&T), 0);
     }
     drop(held);
-    probe(&limiter, T.clone(), 1, 1);
+    assert_available(&limiter, T.clone(), 1, 1);
 }
 
 #[test]

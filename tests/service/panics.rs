@@ -20,7 +20,7 @@ use tower_tenant::{
     Error, Limits, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter, limiter::Evictor,
 };
 
-use crate::support::{Gate, Tenant, call, probe, tenant_of};
+use crate::support::{BusyService, Tenant, assert_available, call, tenant_of};
 
 const BOOM: &str = "boom";
 
@@ -55,7 +55,7 @@ mod over_http {
     use tower_http::catch_panic::CatchPanicLayer;
     use tower_tenant::{Rejected, http::Http};
 
-    use crate::support::{soon, until};
+    use crate::support::{until, with_timeout};
 
     use super::*;
 
@@ -177,7 +177,7 @@ mod over_http {
             for _ in 0..10 {
                 panics(run(layer.layer(Bomb), place)).await;
             }
-            probe(layer.limiter(), "T", 2, 0);
+            assert_available(layer.limiter(), "T", 2, 0);
         }
     }
 
@@ -188,9 +188,9 @@ mod over_http {
             let layer = layer(2);
             for _ in 0..10 {
                 let task = tokio::spawn(run(layer.layer(Bomb), place));
-                assert_boom(soon(task).await.unwrap_err().into_panic().as_ref());
+                assert_boom(with_timeout(task).await.unwrap_err().into_panic().as_ref());
             }
-            probe(layer.limiter(), "T", 2, 0);
+            assert_available(layer.limiter(), "T", 2, 0);
         }
     }
 
@@ -211,7 +211,7 @@ mod over_http {
                     panics(run).await;
                 }
             }
-            probe(layer.limiter(), "T", 2, 0);
+            assert_available(layer.limiter(), "T", 2, 0);
         }
     }
 
@@ -232,7 +232,7 @@ mod over_http {
                     panics(run).await;
                 }
             }
-            probe(layer.limiter(), "T", 2, 0);
+            assert_available(layer.limiter(), "T", 2, 0);
         }
     }
 
@@ -254,7 +254,7 @@ mod over_http {
                 assert_eq!(outside.await.unwrap(), StatusCode::INTERNAL_SERVER_ERROR);
                 assert_eq!(inside.await.unwrap(), StatusCode::INTERNAL_SERVER_ERROR);
             }
-            probe(layer.limiter(), "T", 2, 0);
+            assert_available(layer.limiter(), "T", 2, 0);
         }
     }
 
@@ -270,9 +270,9 @@ mod over_http {
             until(|| layer.limiter().waiting("T") == 5).await;
             drop(first);
             for task in waiting {
-                assert_boom(soon(task).await.unwrap_err().into_panic().as_ref());
+                assert_boom(with_timeout(task).await.unwrap_err().into_panic().as_ref());
             }
-            probe(layer.limiter(), "T", 1, 8);
+            assert_available(layer.limiter(), "T", 1, 8);
         }
     }
 
@@ -284,7 +284,7 @@ mod over_http {
         panics(future.as_mut()).await;
         assert_eq!(layer.limiter().in_flight("T"), 1);
         drop(future);
-        probe(layer.limiter(), "T", 1, 0);
+        assert_available(layer.limiter(), "T", 1, 0);
     }
 
     // PN5
@@ -337,7 +337,7 @@ mod over_http {
             panics(run(layer.layer(Bomb), Place::Call)).await;
         }
         drop(held);
-        probe(layer.limiter(), "T", 1, 0);
+        assert_available(layer.limiter(), "T", 1, 0);
     }
 
     // PN5
@@ -351,7 +351,7 @@ mod over_http {
             assert_eq!(layer.limiter().waiting("T"), 0);
         }
         drop(held);
-        probe(layer.limiter(), "T", 1, 1);
+        assert_available(layer.limiter(), "T", 1, 1);
     }
 }
 
@@ -360,64 +360,64 @@ mod over_http {
 fn a_panic_in_poll_ready_takes_no_slot() {
     let broken = Arc::new(AtomicBool::new(true));
     let layer = TenantConcurrencyLayer::new(2, tenant_of);
-    let mut service = layer.layer(Unready::new(Gate::open(), &broken));
+    let mut service = layer.layer(Unready::new(BusyService::quick(), &broken));
     for _ in 0..10 {
         panics(service.ready()).now_or_never().unwrap();
         assert_eq!(layer.limiter().tracked(), 0);
     }
     broken.store(false, Ordering::Relaxed);
     assert_ready_ok!(call(&service, "T").poll());
-    probe(layer.limiter(), "T", 2, 0);
+    assert_available(layer.limiter(), "T", 2, 0);
 }
 
 // PN1
 #[test]
 fn a_panic_in_poll_ready_after_a_wait_gives_the_slot_back() {
     let broken = Arc::new(AtomicBool::new(false));
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(never_waits_long());
-    let service = layer.layer(Unready::new(gate.clone(), &broken));
+    let service = layer.layer(Unready::new(inner.clone(), &broken));
     let mut running = call(&service, "T");
     let mut waiting = call(&service, "T");
     assert_pending!(running.poll());
     assert_pending!(waiting.poll());
     broken.store(true, Ordering::Relaxed);
-    gate.let_out(1);
+    inner.finish(1);
     assert_ready_ok!(running.poll());
     panics_at_once(|| waiting.poll());
     drop(waiting);
-    assert_eq!(gate.calls("T"), 1);
-    probe(layer.limiter(), "T", 1, 8);
+    assert_eq!(inner.calls("T"), 1);
+    assert_available(layer.limiter(), "T", 1, 8);
 }
 
-/// A gate whose `poll_ready` panics while it is told to.
+/// A service whose `poll_ready` panics while it is told to.
 #[derive(Clone, Debug)]
 struct Unready {
-    gate: Gate,
+    inner: BusyService,
     broken: Arc<AtomicBool>,
 }
 
 impl Unready {
-    fn new(gate: Gate, broken: &Arc<AtomicBool>) -> Self {
+    fn new(inner: BusyService, broken: &Arc<AtomicBool>) -> Self {
         let broken = Arc::clone(broken);
-        Self { gate, broken }
+        Self { inner, broken }
     }
 }
 
 impl Service<Tenant> for Unready {
     type Response = Tenant;
     type Error = Infallible;
-    type Future = <Gate as Service<Tenant>>::Future;
+    type Future = <BusyService as Service<Tenant>>::Future;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         if self.broken.load(Ordering::Relaxed) {
             std::panic::panic_any(BOOM);
         }
-        self.gate.poll_ready(cx)
+        self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, tenant: Tenant) -> Self::Future {
-        self.gate.call(tenant)
+        self.inner.call(tenant)
     }
 }
 
@@ -431,7 +431,7 @@ async fn behind_a_buffer_that_died_of_a_panic_only_its_errors_are_seen() {
     let broken = Arc::new(AtomicBool::new(false));
     let layer = TenantConcurrencyLayer::new(2, tenant_of);
     layer.limiter().set_evictor(short_lived());
-    let ours = layer.layer(Unready::new(Gate::open(), &broken));
+    let ours = layer.layer(Unready::new(BusyService::quick(), &broken));
     let service = Buffer::new(ours, 4);
     for _ in 0..10 {
         assert_eq!(service.clone().oneshot("T").await.unwrap(), "T");
@@ -451,7 +451,7 @@ async fn errors_of_a_buffer_that_died_of_a_panic_pass_through() {
     let broken = Arc::new(AtomicBool::new(false));
     let layer = TenantConcurrencyLayer::new(2, tenant_of);
     layer.limiter().set_evictor(short_lived());
-    let service = layer.layer(Buffer::new(Unready::new(Gate::open(), &broken), 4));
+    let service = layer.layer(Buffer::new(Unready::new(BusyService::quick(), &broken), 4));
     for _ in 0..10 {
         assert_eq!(service.clone().oneshot("T").await.unwrap(), "T");
     }
@@ -469,7 +469,7 @@ fn short_lived() -> Evictor {
 }
 
 async fn assert_idle_and_evictable(limiter: &TenantLimiter<Tenant>, limit: usize) {
-    probe(limiter, "T", limit, 0);
+    assert_available(limiter, "T", limit, 0);
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(limiter.tracked(), 0);
 }
@@ -479,14 +479,14 @@ async fn assert_idle_and_evictable(limiter: &TenantLimiter<Tenant>, limit: usize
 fn without_a_runtime_a_wait_that_needs_a_timer_is_rejected() {
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(Overflow::queue(1));
     let held = layer.limiter().try_acquire(&"T").unwrap();
-    let mut request = call(&layer.layer(Gate::open()), "T");
+    let mut request = call(&layer.layer(BusyService::quick()), "T");
     let error = assert_ready_err!(request.poll());
     assert_eq!(
         error.rejected().unwrap().reason(),
         RejectReason::WaitExpired
     );
     drop((request, held));
-    probe(layer.limiter(), "T", 1, 1);
+    assert_available(layer.limiter(), "T", 1, 1);
 }
 
 // PN5
@@ -494,7 +494,7 @@ fn without_a_runtime_a_wait_that_needs_a_timer_is_rejected() {
 fn numbers_too_large_are_taken_as_the_largest() {
     let overflow = Overflow::queue(usize::MAX).max_wait(Duration::MAX);
     let layer = TenantConcurrencyLayer::new(usize::MAX, tenant_of).overflow(overflow);
-    assert_ready_ok!(call(&layer.layer(Gate::open()), "T").poll());
+    assert_ready_ok!(call(&layer.layer(BusyService::quick()), "T").poll());
     assert_eq!(layer.limiter().stats("T").unwrap().limit, (1 << 20) - 1);
     assert_eq!(layer.limiter().in_flight("T"), 0);
 }
@@ -509,13 +509,13 @@ fn a_panic_of_the_extractor_leaves_no_trace() {
         }
     };
     let layer = TenantConcurrencyLayer::new(2, extract);
-    let mut service = layer.layer(Gate::open());
+    let mut service = layer.layer(BusyService::quick());
     for _ in 0..10 {
         panics_at_once(|| service.call("panic"));
         assert_eq!(layer.limiter().tracked(), 0);
     }
     assert_ready_ok!(call(&service, "T").poll());
-    probe(layer.limiter(), "T", 2, 0);
+    assert_available(layer.limiter(), "T", 2, 0);
 }
 
 // PN5
@@ -526,11 +526,11 @@ fn a_panic_of_the_limit_function_fails_only_the_request_that_asked() {
         _ => 2,
     });
     let layer = TenantConcurrencyLayer::new(limits, tenant_of);
-    let mut service = layer.layer(Gate::open());
+    let mut service = layer.layer(BusyService::quick());
     for _ in 0..10 {
         panics_at_once(|| service.call("panic"));
         assert_eq!(layer.limiter().tracked(), 0);
     }
     assert_eq!(assert_ready!(call(&service, "T").poll()).unwrap(), "T");
-    probe(layer.limiter(), "T", 2, 0);
+    assert_available(layer.limiter(), "T", 2, 0);
 }

@@ -17,7 +17,7 @@ use std::{
 use axum::{Router, extract::Request};
 use browser::{Page, browse};
 use serde_json::{Value, json};
-use support::{manual, probe};
+use support::{assert_available, manual};
 use tokio::task::JoinHandle;
 use tower_tenant::{
     Capacity, Overflow, Permit, TenantLimiter, inspect::Inspect, limiter::TenantLimiterBuilder,
@@ -72,10 +72,10 @@ impl Load {
         }
         drop(self);
         support::until(|| limiter.snapshot().waiting + limiter.snapshot().in_flight == 0).await;
-        probe(limiter, "a tenant".to_owned(), 4, 2);
+        assert_available(limiter, "a tenant".to_owned(), 4, 2);
         // The server may still be letting go of what the page asked for last.
         support::until(|| {
-            support::forget_idle(limiter);
+            support::evict_idle_now(limiter);
             limiter.tracked() == 0
         })
         .await;
