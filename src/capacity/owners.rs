@@ -9,26 +9,30 @@
 
 use std::{
     hash::Hash,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
 };
 
 use ahash::RandomState;
 use hashbrown::HashTable;
 
-use crate::{capacity::pool::Owner, util::key::Tenant};
-
-/// A table with at most this capacity is not shrunk.
-const KEPT_CAPACITY: usize = 64;
+use crate::{
+    capacity::pool::Owner,
+    util::{
+        key::Tenant,
+        rows::{self, Row, has_key},
+        sync::lock_std,
+    },
+};
 
 /// The owners of tracked tenants, by their keys of type `O`.
 pub(crate) struct OwnerRegistry<O> {
     hasher: RandomState,
     // `Eq` of a key runs under this lock; `Hash` and drop of a key do not.
-    owners: Mutex<HashTable<Known<O>>>,
+    owners: Mutex<HashTable<OwnerRow<O>>>,
 }
 
 /// An owner in the registry.
-struct Known<O> {
+struct OwnerRow<O> {
     hash: u64,
     // A panic in its drop is contained, as that of the key of a tenant.
     id: Tenant<O>,
@@ -37,8 +41,8 @@ struct Known<O> {
 }
 
 /// Removes an owner from the registry on drop.
-struct Lease<O> {
-    book: Weak<OwnerRegistry<O>>,
+struct OwnerLease<O> {
+    registry: Weak<OwnerRegistry<O>>,
     hash: u64,
 }
 
@@ -55,12 +59,14 @@ impl<O: Hash + Eq + Send + 'static> OwnerRegistry<O> {
     pub(crate) fn get(self: &Arc<Self>, id: O) -> Arc<Owner> {
         let id = Tenant::new(id);
         let hash = self.hasher.hash_one(id.key());
-        let book = Arc::downgrade(self);
+        let registry = Arc::downgrade(self);
         // Made before the lock, in case it is needed.
-        let new = Owner::new(Lease { book, hash });
-        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = |known: &Known<O>| known.hash == hash && known.id.key() == id.key();
-        if let Some(known) = owners.find_mut(hash, same) {
+        let new = Owner::new(OwnerLease { registry, hash });
+        let mut owners = lock_std(&self.owners);
+        let known = id
+            .key()
+            .and_then(|id| owners.find_mut(hash, has_key(hash, id)));
+        if let Some(known) = known {
             let owner = known.owner.upgrade().unwrap_or_else(|| {
                 known.owner = Arc::downgrade(&new);
                 Arc::clone(&new)
@@ -71,7 +77,7 @@ impl<O: Hash + Eq + Send + 'static> OwnerRegistry<O> {
             return owner;
         }
         let owner = Arc::downgrade(&new);
-        owners.insert_unique(hash, Known { hash, id, owner }, |known| known.hash);
+        rows::insert(&mut owners, OwnerRow { hash, id, owner });
         new
     }
 }
@@ -81,27 +87,36 @@ impl<O> OwnerRegistry<O> {
     ///
     /// If several owners have that hash and were dropped, each of their leases removes one of them.
     fn forget(&self, hash: u64) {
-        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
-        let gone = |known: &Known<O>| known.hash == hash && known.owner.strong_count() == 0;
+        let mut owners = lock_std(&self.owners);
+        let gone = |known: &OwnerRow<O>| known.hash == hash && known.owner.strong_count() == 0;
         let forgotten = match owners.find_entry(hash, gone) {
             Ok(entry) => entry.remove().0,
             // A tenant of the same owner is tracked again, and has replaced the dropped one.
             Err(_) => return,
         };
-        if owners.capacity() > KEPT_CAPACITY.max(4 * owners.len()) {
-            let kept = 2 * owners.len();
-            owners.shrink_to(kept, |known| known.hash);
-        }
+        rows::shrink(&mut owners, 4);
         // The key is code of the user: dropped without the lock.
         drop(owners);
         drop(forgotten);
     }
 }
 
-impl<O> Drop for Lease<O> {
+impl<O> Row for OwnerRow<O> {
+    type Key = O;
+
+    fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    fn key(&self) -> Option<&O> {
+        self.id.key()
+    }
+}
+
+impl<O> Drop for OwnerLease<O> {
     fn drop(&mut self) {
-        if let Some(book) = self.book.upgrade() {
-            book.forget(self.hash);
+        if let Some(registry) = self.registry.upgrade() {
+            registry.forget(self.hash);
         }
     }
 }

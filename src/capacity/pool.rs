@@ -94,7 +94,7 @@ use std::{fmt, sync, task::Waker};
 
 use crate::{
     capacity::fair::{Id, Scheduler},
-    gate::{Entered, Gate, Joined, state::GateState, waiter::Waiter},
+    gate::{Admitted, Gate, Joined, state::GateState, waiter::Waiter},
     util::{
         clock::Clock,
         panic::catch_panic,
@@ -109,6 +109,9 @@ const FIELD: u64 = (1 << 31) - 1;
 const CAPACITY: u32 = 32;
 // A request waits, or is about to.
 const CONTENDED: u64 = 1 << 63;
+
+/// The weight of every owner.
+const OWNER_WEIGHT: u32 = 1;
 
 /// The largest weight of a tenant. Larger weights are clamped.
 const MAX_WEIGHT: usize = 1 << 20;
@@ -153,14 +156,14 @@ impl Level {
     }
 
     /// Adds a request in flight.
-    fn entered(self) -> Self {
+    fn admitted(self) -> Self {
         Self(self.0 + 1)
     }
 
     /// Describes a request that a dry run has admitted on these readings. `beyond_capacity` is set
     /// if an enforced capacity would not have admitted it at once.
-    fn entered_by_force(self, word: GateState) -> Entered {
-        Entered {
+    fn admitted_by_force(self, word: GateState) -> Admitted {
+        Admitted {
             word,
             beyond_capacity: !self.has_room() || self.is_contended(),
         }
@@ -185,8 +188,8 @@ pub(crate) trait Ticket: Clone + Sized {
     fn gate(&self) -> &Gate;
     /// Returns the share of the tenant in the pool.
     fn share(&self) -> Option<&Share<Self>>;
-    /// Notifies the tenant that one of its waiters was displaced. Called without a lock.
-    fn displaced(&self);
+    /// Wakes a waiter of the tenant that was displaced. Called without a lock.
+    fn displaced(&self, waiter: &Waiter);
 }
 
 /// The slots that all tenants of a limiter share, and the queue for them.
@@ -211,7 +214,8 @@ struct Line<T> {
     fair: Scheduler<T>,
     // When the contention began, in nanoseconds.
     since: u64,
-    // The sum of `waiting` over the gates of all tenants, whenever the lock is free.
+    // The sum of `waiting` over the gates of all tenants, whenever the lock is free. Changed in
+    // `push`, `start` and `remove` only.
     waiting: usize,
     // The largest `waiting`.
     places: usize,
@@ -238,25 +242,37 @@ pub(crate) struct Owner<L: ?Sized = dyn Send + Sync> {
     _lease: L,
 }
 
-/// The result of [`Share::try_enter`].
-pub(crate) enum Answer {
-    /// Both slots were taken.
-    Entered(Entered),
-    /// No slot was taken, and the request may queue.
-    MayWait,
-    /// The tenant is full, as the state shows, or else the capacity is in use.
-    Rejected(GateState),
-}
-
 /// The decision about a new request, made under the pool lock.
 enum Verdict {
     /// Both slots were taken.
-    Entered(Entered),
+    Admitted(Admitted),
     /// The request has to wait: its tenant is full or has waiters, or the capacity is in use.
-    Waits(GateState),
+    MustWait(GateState),
     /// A free slot is due to a waiter, or the tenant has just become full. The caller lets go of
     /// the pool lock, calls [`Pool::serve`], and decides again.
     Owed,
+}
+
+impl<T> Line<T> {
+    /// Adds a waiting request of the member; `open` if its tenant has room below its own limit.
+    fn push(&mut self, id: Id, now: u64, open: bool, ticket: T) {
+        self.waiting += 1;
+        self.fair.wait(id, now, open, ticket);
+    }
+
+    /// Removes a waiting request of the member, which was granted its slots. Returns the ticket of
+    /// the tenant with its last one.
+    fn start(&mut self, id: Id, now: u64, open: bool) -> Option<T> {
+        self.waiting -= 1;
+        self.fair.start(id, now, open)
+    }
+
+    /// Removes `count` waiting requests of the member, which were not granted slots. Returns the
+    /// ticket of the tenant with its last one.
+    fn remove(&mut self, id: Id, now: u64, count: usize) -> Option<T> {
+        self.waiting -= count;
+        self.fair.stop_waiting(id, now, count)
+    }
 }
 
 impl<T: Ticket> Pool<T> {
@@ -295,8 +311,8 @@ impl<T: Ticket> Pool<T> {
         lock(&self.line).waiting
     }
 
-    /// Changes the capacity, and whether it is a dry run, if `still` holds under the pool lock.
-    /// Returns whether it holds.
+    /// Changes the capacity, and whether it is a dry run, if `is_current` holds under the pool
+    /// lock. Returns whether it holds.
     ///
     /// A lower capacity takes effect as requests are released, before any waiter enters. At the
     /// start of a dry run the waiters stay; the change of each tenant admits them.
@@ -304,10 +320,10 @@ impl<T: Ticket> Pool<T> {
         &self,
         capacity: usize,
         pretended: bool,
-        still: impl FnOnce() -> bool,
+        is_current: impl FnOnce() -> bool,
     ) -> bool {
         let line = lock(&self.line);
-        if !still() {
+        if !is_current() {
             return false;
         }
         self.update(|level| Some(level.with_capacity(capacity)));
@@ -371,21 +387,20 @@ impl<T: Ticket> Pool<T> {
             return None;
         }
         share.count_in();
-        let spent = line.fair.start(id, now, ticket.gate().word().has_room());
+        let spent = line.start(id, now, ticket.gate().word().has_room());
         share.sync(line, ticket.gate(), now);
-        line.waiting -= 1;
         self.end_contention(line);
         spent
     }
 
     /// Takes a slot without the pool lock, unless a request waits.
     fn try_take(&self) -> bool {
-        self.update(|level| (level.has_room() && !level.is_contended()).then(|| level.entered()))
+        self.update(|level| (level.has_room() && !level.is_contended()).then(|| level.admitted()))
     }
 
     /// Takes a slot under the pool lock, which the caller holds.
     fn take(&self) -> bool {
-        self.update(|level| level.has_room().then(|| level.entered()))
+        self.update(|level| level.has_room().then(|| level.admitted()))
     }
 
     /// Takes a slot, whether there is one or not. Returns the state before.
@@ -483,19 +498,18 @@ impl<T: Ticket> Share<T> {
         &self.pool.rejections
     }
 
-    /// Takes both slots, or neither. Never queues.
+    /// Takes both slots without the pool lock, or returns the state in which that failed: the
+    /// tenant is full, or the capacity is in use, or a request waits. Never queues.
     ///
-    /// While no request waits, this takes no lock, and one exchange more than without a pool.
-    /// `places` is the length of the queue of the tenant; with 0, a request without a slot is
-    /// rejected.
-    pub(crate) fn try_enter(&self, gate: &Gate, places: usize) -> Answer {
-        if let Some(entered) = self.enter_pretended(gate) {
-            return Answer::Entered(entered);
+    /// While no request waits, this takes one exchange more than without a pool.
+    pub(crate) fn try_admit(&self, gate: &Gate) -> Result<Admitted, GateState> {
+        if let Some(admitted) = self.enter_pretended(gate) {
+            return Ok(admitted);
         }
-        if gate.word().can_enter() && self.pool.try_take() {
-            if let Some(word) = gate.enter_ignoring_capacity() {
+        if gate.word().can_admit() && self.pool.try_take() {
+            if let Some(word) = gate.admit_ignoring_capacity() {
                 self.count_in();
-                return Answer::Entered(word.into());
+                return Ok(word.into());
             }
             // Another request of the tenant took its last slot first. A request may have queued for
             // lack of the slot that this one held in vain.
@@ -503,25 +517,28 @@ impl<T: Ticket> Share<T> {
                 self.pool.serve();
             }
         }
-        let word = gate.word();
-        if word.rejects(places) {
-            return Answer::Rejected(word);
-        }
-        if places > 0 {
-            return Answer::MayWait;
-        }
-        self.enter_or_reject(gate)
+        Err(gate.word())
     }
 
-    /// Decides about a request that does not wait, under the pool lock.
+    /// Takes both slots for a request that may not wait, or returns the state in which it is
+    /// rejected.
     ///
+    /// Takes the pool lock if the tenant has room and no slot could be taken without it.
     /// `CONTENDED` stays as it is: a request that is rejected needs no wake-up.
-    fn enter_or_reject(&self, gate: &Gate) -> Answer {
+    pub(crate) fn admit_or_reject(&self, gate: &Gate) -> Result<Admitted, GateState> {
+        match self.try_admit(gate) {
+            Err(word) if !word.rejects(0) => self.decide_or_reject(gate),
+            decided => decided,
+        }
+    }
+
+    /// Decides about a request that may not wait, under the pool lock.
+    fn decide_or_reject(&self, gate: &Gate) -> Result<Admitted, GateState> {
         loop {
             let mut line = lock(&self.pool.line);
             match self.decide(&mut line, gate) {
-                Verdict::Entered(entered) => return Answer::Entered(entered),
-                Verdict::Waits(word) => return Answer::Rejected(word),
+                Verdict::Admitted(admitted) => return Ok(admitted),
+                Verdict::MustWait(word) => return Err(word),
                 Verdict::Owed => drop(line),
             }
             self.pool.serve();
@@ -539,18 +556,18 @@ impl<T: Ticket> Share<T> {
             // Before the decision: see "Why no wake-up is lost".
             self.pool.begin_contention();
             match self.decide(&mut line, gate) {
-                Verdict::Entered(entered) => {
+                Verdict::Admitted(admitted) => {
                     self.pool.end_contention(&mut line);
                     drop(line);
                     // Should its drop panic, the slots must not be lost.
                     catch_panic(|| drop(waker));
-                    return Joined::Entered(entered);
+                    return Joined::Admitted(admitted);
                 }
-                Verdict::Waits(word) if word.rejects(places) || word.waiting() >= places => {
+                Verdict::MustWait(word) if word.rejects(places) || word.waiting() >= places => {
                     self.pool.end_contention(&mut line);
                     return Joined::Rejected(word);
                 }
-                Verdict::Waits(word) => return self.enqueue(line, gate, word, waker, ticket),
+                Verdict::MustWait(word) => return self.enqueue(line, gate, word, waker, ticket),
                 Verdict::Owed => {
                     self.pool.end_contention(&mut line);
                     drop(line);
@@ -578,7 +595,7 @@ impl<T: Ticket> Share<T> {
         if line.waiting >= line.places {
             displaced = self.make_room(&mut line, id, now);
             if displaced.is_none() {
-                line.fair.stop_waiting(id, now, 0);
+                line.remove(id, now, 0);
                 self.pool.end_contention(&mut line);
                 // Before the waker, which is code of the user.
                 drop(line);
@@ -588,13 +605,10 @@ impl<T: Ticket> Share<T> {
             id = self.member(&mut line, gate, 0);
         }
         let waiter = gate.push(waker, now);
-        line.waiting += 1;
-        line.fair
-            .wait(id, now, gate.word().has_room(), ticket.clone());
+        line.push(id, now, gate.word().has_room(), ticket.clone());
         drop(line);
         if let Some((displaced, ticket)) = displaced {
-            displaced.wake();
-            ticket.displaced();
+            ticket.displaced(&displaced);
         }
         Joined::Waiting(waiter, word)
     }
@@ -608,45 +622,44 @@ impl<T: Ticket> Share<T> {
         let (longest, ticket) = line.fair.longest()?;
         let displaced = ticket.gate().displace()?;
         let ticket = ticket.clone();
-        line.waiting -= 1;
         // The last handle is the clone, which is dropped after the lock.
-        drop(line.fair.stop_waiting(longest, now, 1));
+        drop(line.remove(longest, now, 1));
         Some((displaced, ticket))
     }
 
-    /// Decides about a new request under the pool lock, and takes both slots if it may enter.
+    /// Decides about a new request under the pool lock, and takes both slots if it may be admitted.
     fn decide(&self, line: &mut Line<T>, gate: &Gate) -> Verdict {
         let word = gate.word();
-        if !word.can_enter() {
-            return Verdict::Waits(word);
+        if !word.can_admit() {
+            return Verdict::MustWait(word);
         }
         if self.pool.is_pretended() {
-            if let Some(word) = gate.enter_dry() {
+            if let Some(word) = gate.admit_dry() {
                 let level = self.pool.force_take();
                 self.count_among(line, gate);
-                return Verdict::Entered(level.entered_by_force(word));
+                return Verdict::Admitted(level.admitted_by_force(word));
             }
         }
         // A waiter that could be served comes first.
         if line.fair.next().is_some() {
             return match self.pool.level().has_room() {
                 true => Verdict::Owed,
-                false => Verdict::Waits(word),
+                false => Verdict::MustWait(word),
             };
         }
         if !self.pool.take() {
-            return Verdict::Waits(word);
+            return Verdict::MustWait(word);
         }
-        let Some(word) = gate.enter_ignoring_capacity() else {
+        let Some(word) = gate.admit_ignoring_capacity() else {
             // A request of the tenant that took its slot of the pool without the lock was first.
             self.pool.give_back();
             return Verdict::Owed;
         };
         self.count_among(line, gate);
-        Verdict::Entered(word.into())
+        Verdict::Admitted(word.into())
     }
 
-    /// Counts a request that has just entered, in the scheduler, too, if a request waits.
+    /// Counts a request that was just admitted, in the scheduler, too, if a request waits.
     fn count_among(&self, line: &mut Line<T>, gate: &Gate) {
         self.count_in();
         if line.waiting > 0 {
@@ -656,11 +669,9 @@ impl<T: Ticket> Share<T> {
     }
 
     /// Releases the slot of the pool. The caller has released that of the tenant.
-    pub(crate) fn leave(&self, gate: &Gate) {
+    pub(crate) fn release(&self, gate: &Gate) {
         if let Some(owner) = &self.owner {
-            // Release pairs with the Acquire load in `sync` and `Owner::member`. If the slot is
-            // then released without the lock, the pairing in `begin_contention` orders this, too.
-            owner.running.fetch_sub(1, Ordering::AcqRel);
+            owner.count_out();
         }
         if self.pool.try_release_uncontended() {
             return;
@@ -685,15 +696,15 @@ impl<T: Ticket> Share<T> {
     }
 
     /// Changes the limit of the tenant, and wakes all waiters that this rejects or admits. Returns
-    /// whether `still` held under the locks. See [`Gate::change`].
+    /// whether `is_current` held under the locks. See [`Gate::change`].
     pub(crate) fn change(
         &self,
         gate: &Gate,
         change: impl Fn(GateState) -> GateState,
-        still: impl FnOnce() -> bool,
+        is_current: impl FnOnce() -> bool,
     ) -> bool {
         let mut line = lock(&self.pool.line);
-        let Some(rejected) = gate.change(change, still) else {
+        let Some(rejected) = gate.change(change, is_current) else {
             return false;
         };
         let released = self.release_dry(gate);
@@ -722,17 +733,17 @@ impl<T: Ticket> Share<T> {
     }
 
     /// Takes both slots if both limits are a dry run, whether there is room or not.
-    fn enter_pretended(&self, gate: &Gate) -> Option<Entered> {
+    fn enter_pretended(&self, gate: &Gate) -> Option<Admitted> {
         if !self.pool.is_pretended() {
             return None;
         }
-        let word = gate.enter_dry()?;
+        let word = gate.admit_dry()?;
         let level = self.pool.force_take();
         match level.is_contended() {
             true => self.count_among(&mut lock(&self.pool.line), gate),
             false => self.count_in(),
         }
-        Some(level.entered_by_force(word))
+        Some(level.admitted_by_force(word))
     }
 
     /// Rejects all new and all waiting requests of the tenant. See [`Gate::close`].
@@ -745,10 +756,10 @@ impl<T: Ticket> Share<T> {
         rejected.wake();
     }
 
-    /// Changes the weight if `still` holds under the pool lock. Returns whether it holds.
-    pub(crate) fn set_weight(&self, weight: usize, still: impl FnOnce() -> bool) -> bool {
+    /// Changes the weight if `is_current` holds under the pool lock. Returns whether it holds.
+    pub(crate) fn set_weight(&self, weight: usize, is_current: impl FnOnce() -> bool) -> bool {
         let mut line = lock(&self.pool.line);
-        if !still() {
+        if !is_current() {
             return false;
         }
         // Relaxed: `member` reads it under the same lock.
@@ -765,26 +776,28 @@ impl<T: Ticket> Share<T> {
     fn stop_waiting(&self, line: &mut Line<T>, gate: &Gate, count: usize) -> Option<T> {
         let now = self.pool.clock.now();
         let id = (*lock(&self.member))?;
-        let spent = line.fair.stop_waiting(id, now, count);
+        let spent = line.remove(id, now, count);
         self.sync(line, gate, now);
-        line.waiting -= count;
         self.pool.end_contention(line);
         spent
     }
 
     /// Returns the tenant's member in the scheduler, and adds it if it has none.
     ///
-    /// `entered` requests of those in flight have just entered; the others have been running since
-    /// the contention began.
-    fn member(&self, line: &mut Line<T>, gate: &Gate, entered: usize) -> Id {
+    /// `admitted` requests of those in flight were just admitted; the others have been running
+    /// since the contention began.
+    fn member(&self, line: &mut Line<T>, gate: &Gate, admitted: usize) -> Id {
         let mut member = lock(&self.member);
         if let Some(id) = member.filter(|id| line.fair.contains(*id)) {
             return id;
         }
-        let owner = self.owner.as_ref().map(|owner| owner.member(line, entered));
+        let owner = self
+            .owner
+            .as_ref()
+            .map(|owner| owner.member(line, admitted));
         // Relaxed: written under the pool lock, or before the tenant was shared between threads.
         let weight = clamp(self.weight.load(Ordering::Relaxed));
-        let running = gate.word().in_flight().saturating_sub(entered);
+        let running = gate.word().in_flight().saturating_sub(admitted);
         let id = line.fair.add(owner, weight, running, line.since);
         *member = Some(id);
         id
@@ -800,11 +813,9 @@ impl<T: Ticket> Share<T> {
         }
         if let Some(owner) = &self.owner {
             if let Some(id) = *lock(&owner.member) {
-                // Pairs with the Release of `count_in` and `leave`. May miss a request that took
-                // its slots and has not been counted; the next step of a tenant of the owner
-                // corrects it.
-                let running = owner.running.load(Ordering::Acquire);
-                line.fair.set_running(id, now, running, true);
+                // May miss a request that took its slots and has not been counted; the next step
+                // of a tenant of the owner corrects it.
+                line.fair.set_running(id, now, owner.running(), true);
             }
         }
     }
@@ -812,8 +823,7 @@ impl<T: Ticket> Share<T> {
     /// Counts a request that has both slots for the owner.
     fn count_in(&self) {
         if let Some(owner) = &self.owner {
-            // Release pairs with the Acquire load in `sync` and `Owner::member`.
-            owner.running.fetch_add(1, Ordering::AcqRel);
+            owner.count_in();
         }
     }
 }
@@ -838,17 +848,39 @@ impl<L: ?Sized> fmt::Debug for Owner<L> {
 }
 
 impl Owner {
+    /// Counts a request of a tenant that has taken both slots.
+    ///
+    /// No guard holds this count: a permit is two words, with no room for one. The release of the
+    /// slot of the pool calls [`count_out`](Self::count_out).
+    fn count_in(&self) {
+        // Release pairs with the Acquire load in `running`.
+        self.running.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Subtracts a request that has released the slot of its tenant.
+    fn count_out(&self) {
+        // Release pairs with the Acquire load in `running`. If the slot of the pool is then
+        // released without the lock, the pairing in `begin_contention` orders this, too.
+        self.running.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Returns how many requests are in flight over all tenants of the owner.
+    fn running(&self) -> usize {
+        // Acquire pairs with the Release of `count_in` and `count_out`.
+        self.running.load(Ordering::Acquire)
+    }
+
     /// Returns the owner's member in the scheduler, and adds it if it has none; see
     /// [`Share::member`].
-    fn member<T>(&self, line: &mut Line<T>, entered: usize) -> Id {
+    fn member<T>(&self, line: &mut Line<T>, admitted: usize) -> Id {
         let mut member = lock(&self.member);
         if let Some(id) = member.filter(|id| line.fair.contains(*id)) {
             return id;
         }
-        // Pairs with the Release of `count_in` and `leave`: releases made without the pool lock
-        // before the contention are all seen, through `begin_contention`.
-        let running = self.running.load(Ordering::Acquire).saturating_sub(entered);
-        let id = line.fair.add_owner(1, running, line.since);
+        // Releases made without the pool lock before the contention are all seen, through
+        // `begin_contention`.
+        let running = self.running().saturating_sub(admitted);
+        let id = line.fair.add_owner(OWNER_WEIGHT, running, line.since);
         *member = Some(id);
         id
     }

@@ -4,8 +4,8 @@
 //!
 //! A gate is one atomic word and one queue under a mutex, the *queue lock*. The word holds the
 //! number of requests in flight, the number of waiting requests, the limit and four flags; see
-//! [`state`] for its bits. While nothing waits, a request enters with one compare-exchange and
-//! leaves with one subtraction, and neither takes the queue lock.
+//! [`state`] for its bits. While nothing waits, a request is admitted by one compare-exchange and
+//! released by one subtraction, and neither takes the queue lock.
 //!
 //! ## States
 //!
@@ -13,7 +13,7 @@
 //!
 //! | state     | word                     | a new request          | a release                |
 //! |-----------|--------------------------|------------------------|--------------------------|
-//! | open      | `W = 0`, `F < limit`     | enters                 | subtracts                |
+//! | open      | `W = 0`, `F < limit`     | is admitted            | subtracts                |
 //! | full      | `W = 0`, `F >= limit`    | queues, or is rejected | subtracts                |
 //! | contended | `W > 0`, `F >= limit`    | queues, or is rejected | subtracts, then grants   |
 //! | grantable | `W > 0`, `F < limit`     | grants, decides again  | subtracts, then grants   |
@@ -77,14 +77,15 @@
 //! ## Why no slot is doubled
 //!
 //! *In flight* grows only by an exchange that rests on the very word in which there was room, so
-//! two requests cannot both take the last slot. A new request enters only if `W = 0`, so it cannot
-//! take a slot that is due to a waiter. A grant moves a waiter from *waiting* to *in flight* in one
-//! exchange and pops it under the same lock, so each grant has one receiver. A cancelled request
-//! asks under the queue lock whether it is still queued: if so it is removed and holds no slot, if
-//! not its outcome says whether it holds one. The order of the queue is the order of arrival.
+//! two requests cannot both take the last slot. A new request is admitted only if `W = 0`, so it
+//! cannot take a slot that is due to a waiter. A grant moves a waiter from *waiting* to *in flight*
+//! in one exchange and pops it under the same lock, so each grant has one receiver. A cancelled
+//! request asks under the queue lock whether it is still queued: if so it is removed and holds no
+//! slot, if not its outcome says whether it holds one. The order of the queue is the order of
+//! arrival.
 //!
-//! A lower limit revokes nothing. Requests above it finish, and nothing enters until *in flight* is
-//! below the new limit.
+//! A lower limit revokes nothing. Requests above it finish, and none is admitted until *in flight*
+//! is below the new limit.
 //!
 //! ## Memory ordering
 //!
@@ -124,14 +125,14 @@ pub(crate) struct Gate {
 /// A slot that was taken, and the state in which it was taken.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "the slot must be released"]
-pub(crate) struct Entered {
+pub(crate) struct Admitted {
     /// The state of the gate before.
     pub(crate) word: GateState,
     /// The shared capacity is a dry run, and would not have had a slot for this request.
     pub(crate) beyond_capacity: bool,
 }
 
-impl From<GateState> for Entered {
+impl From<GateState> for Admitted {
     fn from(word: GateState) -> Self {
         Self {
             word,
@@ -144,12 +145,15 @@ impl From<GateState> for Entered {
 #[derive(Debug)]
 pub(crate) enum Joined {
     /// A slot was taken.
-    Entered(Entered),
+    Admitted(Admitted),
     /// The request is queued; with the state of the gate before.
     Waiting(Arc<Waiter>, GateState),
     /// There was no slot and no place in the queue; with the state of the gate.
     Rejected(GateState),
 }
+
+/// The condition of a change that rests on no reading of settings.
+pub(crate) const ALWAYS: fn() -> bool = || true;
 
 /// Waiters that were removed from the queue as rejected and have not been woken.
 #[derive(Debug, Default)]
@@ -178,20 +182,21 @@ fn append(queue: &mut Queue, waker: Waker, since: u64) -> Arc<Waiter> {
 }
 
 impl Gate {
-    /// Creates an open gate. With `needs_slow_path`, [`enter_fast`](Self::enter_fast) always fails
-    /// and every [`leave`](Self::leave) asks for a follow-up.
-    pub(crate) fn new(limit: usize, needs_slow_path: bool) -> Self {
+    /// Creates a gate with a limit of 0, which is paused until a limit is set. With
+    /// `needs_slow_path`, [`admit_fast`](Self::admit_fast) always fails and every
+    /// [`release`](Self::release) asks for a follow-up.
+    pub(crate) fn new(needs_slow_path: bool) -> Self {
         Self {
-            word: AtomicU64::new(GateState::new(limit, needs_slow_path).0),
+            word: AtomicU64::new(GateState::new(0, needs_slow_path).0),
             queue: Mutex::new(Queue::default()),
         }
     }
 
-    /// Creates a gate with a limit of 1 whose slot is taken, and with `NEEDS_SLOW_PATH` set, so
-    /// that its release is noticed.
-    pub(crate) fn of_one() -> Self {
+    /// Creates the gate of a stand-in entry, with a limit of 1 and its slot taken. With
+    /// `NEEDS_SLOW_PATH` set, its release asks for a follow-up.
+    pub(crate) fn of_stand_in() -> Self {
         Self {
-            word: AtomicU64::new(GateState::new(1, true).entered().0),
+            word: AtomicU64::new(GateState::new(1, true).admitted().0),
             queue: Mutex::new(Queue::default()),
         }
     }
@@ -200,7 +205,7 @@ impl Gate {
     /// exchange, never on this reading alone.
     #[inline]
     pub(crate) fn word(&self) -> GateState {
-        // Acquire pairs with the Release of every write of the word, `leave` above all: a drain
+        // Acquire pairs with the Release of every write of the word, `release` above all: a drain
         // that reads an idle gate here sees what the requests did.
         GateState(self.word.load(Ordering::Acquire))
     }
@@ -208,10 +213,10 @@ impl Gate {
     /// Takes a slot by compare-exchange, without the queue lock. Returns `false` if there is no
     /// room, a request waits, or the slow path is needed.
     #[inline]
-    pub(crate) fn enter_fast(&self) -> bool {
+    pub(crate) fn admit_fast(&self) -> bool {
         let mut word = self.word();
-        while word.can_enter_fast() {
-            match self.exchange(word, word.entered()) {
+        while word.can_admit_fast() {
+            match self.exchange(word, word.admitted()) {
                 Ok(()) => return true,
                 Err(now) => word = now,
             }
@@ -220,9 +225,9 @@ impl Gate {
     }
 
     /// Takes a slot, or returns the state in which there was none. Never queues.
-    pub(crate) fn try_enter(&self) -> Result<Entered, GateState> {
+    pub(crate) fn try_admit(&self) -> Result<Admitted, GateState> {
         loop {
-            if let Some(word) = self.enter_ignoring_capacity() {
+            if let Some(word) = self.admit_ignoring_capacity() {
                 return Ok(word.into());
             }
             let word = self.word();
@@ -230,7 +235,7 @@ impl Gate {
                 // A slot was released and not granted yet. Grant it for the releasing thread: there
                 // may be room for this request after that.
                 self.serve();
-            } else if !word.can_enter() {
+            } else if !word.can_admit() {
                 return Err(word);
             }
         }
@@ -241,12 +246,12 @@ impl Gate {
     /// `since` is the time of arrival by the clock of the limiter, in nanoseconds.
     pub(crate) fn join(&self, places: usize, waker: &Waker, since: u64) -> Joined {
         loop {
-            match self.try_enter() {
-                Ok(entered) => return Joined::Entered(entered),
+            match self.try_admit() {
+                Ok(admitted) => return Joined::Admitted(admitted),
                 Err(word) if word.rejects(places) => return Joined::Rejected(word),
                 Err(_) => {}
             }
-            // Failure means that the state has changed since `try_enter`: decide again.
+            // Failure means that the state has changed since `try_admit`: decide again.
             if let Ok((waiter, word)) = self.enqueue(places, waker.clone(), since) {
                 return Joined::Waiting(waiter, word);
             }
@@ -264,7 +269,7 @@ impl Gate {
         let mut queue = self.lock();
         // No room and one more waiting, in one exchange: see "Why no wake-up is lost".
         let waits = |word: GateState| {
-            !(word.can_enter() || word.has_grantable_waiter() || word.rejects(places))
+            !(word.can_admit() || word.has_grantable_waiter() || word.rejects(places))
         };
         match self.update(|word| waits(word).then(|| word.joined())) {
             Some(word) => Ok((append(&mut queue, waker, since), word)),
@@ -274,13 +279,13 @@ impl Gate {
 
     /// Takes a slot if there is room and no request waits for it, ignoring the shared capacity.
     /// Returns the state before.
-    pub(crate) fn enter_ignoring_capacity(&self) -> Option<GateState> {
-        self.update(|word| word.can_enter().then(|| word.entered()))
+    pub(crate) fn admit_ignoring_capacity(&self) -> Option<GateState> {
+        self.update(|word| word.can_admit().then(|| word.admitted()))
     }
 
     /// Takes a slot in the same way, but only if the limit is a dry run.
-    pub(crate) fn enter_dry(&self) -> Option<GateState> {
-        self.update(|word| (word.is_dry() && word.can_enter()).then(|| word.entered()))
+    pub(crate) fn admit_dry(&self) -> Option<GateState> {
+        self.update(|word| (word.is_dry() && word.can_admit()).then(|| word.admitted()))
     }
 
     /// Queues unconditionally.
@@ -307,10 +312,10 @@ impl Gate {
     /// Releases a slot without the queue lock. Returns `false` if the caller has to follow up:
     /// grant the slot, notify a drain, or release a slot of the shared capacity.
     #[inline]
-    pub(crate) fn leave(&self) -> bool {
-        // Release pairs with the Acquire of the exchange by which the next request enters, and with
-        // the one in `word` by which a drain sees an idle gate. Acquire pairs with the Release of
-        // the exchange that added a waiter or set `DRAIN_PENDING`, which this thread then acts on.
+    pub(crate) fn release(&self) -> bool {
+        // Release pairs with the Acquire of the exchange that admits the next request, and with the
+        // one in `word` by which a drain sees an idle gate. Acquire pairs with the Release of the
+        // exchange that added a waiter or set `DRAIN_PENDING`, which this thread then acts on.
         GateState(self.word.fetch_sub(IN_FLIGHT, Ordering::AcqRel)).needs_no_followup()
     }
 
@@ -340,20 +345,20 @@ impl Gate {
         true
     }
 
-    /// Changes the limit, or whether it is a dry run, if `still` holds under the queue lock.
+    /// Changes the limit, or whether it is a dry run, if `is_current` holds under the queue lock.
     ///
-    /// Returns `None` if `still` does not hold. Otherwise returns the waiters that this rejects,
-    /// which are all if the gate is paused now. The caller wakes them and then calls
+    /// Returns `None` if `is_current` does not hold. Otherwise returns the waiters that this
+    /// rejects, which are all if the gate is paused now. The caller wakes them and then calls
     /// [`serve`](Self::serve), for there may be more room.
     ///
-    /// A lower limit takes effect as requests are released, before any waiter enters.
+    /// A lower limit takes effect as requests are released, before any waiter is admitted.
     pub(crate) fn change(
         &self,
         change: impl Fn(GateState) -> GateState,
-        still: impl FnOnce() -> bool,
+        is_current: impl FnOnce() -> bool,
     ) -> Option<RejectedWaiters> {
         let queue = self.lock();
-        if !still() {
+        if !is_current() {
             return None;
         }
         // Limit and `DRY` change under this lock only, so the answer still holds at the exchange.
@@ -440,7 +445,7 @@ impl Gate {
     /// Replaces the word if it still is `from`; otherwise returns what it is. May fail spuriously.
     #[inline]
     fn exchange(&self, from: GateState, to: GateState) -> Result<(), GateState> {
-        // Acquire pairs with the Release of `leave`: the work of the request whose slot this takes
+        // Acquire pairs with the Release of `release`: the work of the request whose slot this takes
         // happens before. Release pairs with the Acquire of every later write and of `word`.
         // Acquire on failure: the word that is returned decides as one read by `word` does.
         self.word

@@ -124,17 +124,17 @@ impl GateState {
         self.0 & (FIELD | WAITING) == 0
     }
 
-    /// Returns whether a new request may enter by the fast path: there is room, no request waits
-    /// for it, and `NEEDS_SLOW_PATH` is not set.
+    /// Returns whether a new request may be admitted by the fast path: there is room, no request
+    /// waits for it, and `NEEDS_SLOW_PATH` is not set.
     ///
     /// The fast path ignores `DRY`: a request above the limit has to be reported.
     #[inline]
-    pub(crate) fn can_enter_fast(self) -> bool {
+    pub(crate) fn can_admit_fast(self) -> bool {
         self.0 & (CLOSED | WAITING | NEEDS_SLOW_PATH) == 0 && self.is_below_limit()
     }
 
-    /// Returns whether a new request may enter, ignoring `NEEDS_SLOW_PATH`.
-    pub(crate) fn can_enter(self) -> bool {
+    /// Returns whether a new request may be admitted, ignoring `NEEDS_SLOW_PATH`.
+    pub(crate) fn can_admit(self) -> bool {
         self.0 & (CLOSED | WAITING) == 0 && self.has_room()
     }
 
@@ -147,7 +147,7 @@ impl GateState {
         self.0 & WAITING != 0 && self.has_room()
     }
 
-    /// Returns whether a new request may neither enter nor join a queue of `queue` places.
+    /// Returns whether a new request may neither be admitted nor join a queue of `queue` requests.
     #[inline]
     pub(crate) fn rejects(self, queue: usize) -> bool {
         self.is_closed() || self.is_paused() || (!self.has_room() && self.waiting() >= queue)
@@ -162,7 +162,7 @@ impl GateState {
 
     /// Adds a request in flight.
     #[inline]
-    pub(crate) fn entered(self) -> Self {
+    pub(crate) fn admitted(self) -> Self {
         Self(self.0 + IN_FLIGHT)
     }
 

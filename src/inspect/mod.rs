@@ -33,6 +33,7 @@ use crate::{
         turns::{Kept, Turns},
     },
     limiter::TenantLimiter,
+    util::key::Name,
 };
 
 /// A service that shows the state of a limiter, as a page that refreshes itself and as JSON.
@@ -101,8 +102,6 @@ pub struct Inspect<K> {
     hosts: Arc<Hosts>,
     turns: Turns<K>,
 }
-
-type Name<K> = dyn Fn(&K) -> String + Send + Sync;
 
 impl<K> Inspect<K> {
     /// Creates a read-only view of `limiter`. `name` returns the name of a tenant.

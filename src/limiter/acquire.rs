@@ -1,4 +1,4 @@
-//! The attempt to acquire a permit, and the future that waits for one.
+//! The future that waits in the queue of a tenant for a permit.
 
 use std::{
     future::Future,
@@ -19,42 +19,9 @@ use crate::{
     limiter::{overflow::Overflow, permit::Permit},
     observe::Event,
     rejected::{RejectReason, Rejected},
-    tenant::entry::{Node, TenantHandle},
+    tenant::entry::TenantHandle,
     util::{panic::catch_panic, sync::Arc, timer},
 };
-
-/// The result of an attempt that was not rejected.
-pub(crate) enum Attempt {
-    Admitted(Permit),
-    Waits(TenantHandle),
-}
-
-/// Acquires a permit if there is room. Otherwise returns whether the request may wait in a queue
-/// of at most `places` requests.
-// Without the attribute the compiler does not inline it, which costs an admitted request a sixth
-// of its instructions.
-#[inline(always)]
-pub(crate) fn attempt<T>(node: Arc<Node<T>>, places: usize) -> Result<Attempt, Rejected>
-where
-    T: Send + Sync + 'static,
-{
-    match node.entry.gate.enter_fast() {
-        true => Ok(Attempt::Admitted(Permit::of_taken(node.into()))),
-        false => attempt_slowly(node.into(), places),
-    }
-}
-
-#[cold]
-fn attempt_slowly(held: TenantHandle, places: usize) -> Result<Attempt, Rejected> {
-    match held.try_enter(places) {
-        Ok(Some(entered)) => {
-            held.note_pretended(places, entered);
-            Ok(Attempt::Admitted(Permit::admitted(held, None)))
-        }
-        Ok(None) => Ok(Attempt::Waits(held)),
-        Err(rejected) => Err(held.report_rejected(rejected, None)),
-    }
-}
 
 pin_project! {
     /// Acquires a permit, waiting as the overflow policy allows.
@@ -136,14 +103,14 @@ impl Place {
     /// Acquires a permit, or joins the queue of at most `places` requests, or is rejected.
     fn arrive(&mut self, places: usize, cx: &mut Context<'_>) -> Poll<Result<Permit, Rejected>> {
         let rejected = match self.held.join(places, cx.waker()) {
-            Joined::Entered(entered) => {
-                self.held.note_pretended(places, entered);
-                return Poll::Ready(Ok(Permit::admitted(self.held.clone(), None)));
+            Joined::Admitted(admitted) => {
+                self.held.note_pretended(places, admitted);
+                return Poll::Ready(Ok(Permit::admitted(self.held.clone())));
             }
             Joined::Waiting(waiter, word) => {
                 self.waiter = Some(waiter);
                 self.arrival = Some(word);
-                self.held.note(Event::Queued);
+                self.held.report(Event::Queued);
                 return Poll::Pending;
             }
             Joined::Rejected(word) => self.held.reject_full(places, word),
@@ -160,7 +127,7 @@ impl Place {
 
     /// Returns how long the wait has lasted.
     fn waited(&self, waiter: &Waiter) -> Duration {
-        self.held.home.elapsed(waiter.since)
+        self.held.context.elapsed(waiter.since)
     }
 
     /// Ends the wait because its time is up. A permit that was granted meanwhile is kept.
@@ -186,7 +153,7 @@ impl Place {
         if let Some(word) = self.arrival {
             self.held.note_pretended(places, word.into());
         }
-        Permit::admitted(self.held.clone(), waited)
+        Permit::admitted_after(self.held.clone(), waited)
     }
 
     /// Ends the wait with a rejection.
@@ -210,9 +177,9 @@ impl Drop for Place {
             return;
         };
         if self.leave(&waiter) == Some(WaitOutcome::Granted) {
-            self.held.give_back();
+            self.held.release();
         }
         let waited = self.waited(&waiter);
-        self.held.note(Event::Cancelled { waited });
+        self.held.report(Event::Cancelled { waited });
     }
 }

@@ -12,11 +12,7 @@ use std::{
 use pin_project_lite::pin_project;
 
 use crate::{
-    limiter::{
-        TenantLimiter,
-        acquire::{Acquire, Attempt},
-        permit::Permit,
-    },
+    limiter::{TenantLimiter, acquire::Acquire, admit::Admission, permit::Permit},
     rejected::Rejected,
 };
 
@@ -69,12 +65,12 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Future for AcquireOwned<K> {
                     None => panic!("`AcquireOwned` polled after completion"),
                 },
             };
-            let overflow = limiter.policy();
-            match limiter.attempt::<K>(Cow::Owned(tenant), overflow.places())? {
-                Attempt::Admitted(permit) => return Poll::Ready(Ok(permit)),
-                Attempt::Waits(held) => state.set(State::Queued {
-                    acquire: Acquire::new(held, overflow),
-                }),
+            match limiter.admit_tenant::<K>(Cow::Owned(tenant))? {
+                Admission::Admitted(permit) => return Poll::Ready(Ok(permit)),
+                Admission::Queue(handle) => {
+                    let acquire = limiter.queue(handle);
+                    state.set(State::Queued { acquire });
+                }
             }
         }
     }

@@ -83,13 +83,9 @@ impl<K> TenantLimiter<K> {
         self.shared.closed.store(true, Ordering::Release);
         // Makes each entry stale that is not in the table yet: `Shared::track` then reads `closed`
         // again, so no entry is added open behind the loop below.
-        self.shared.limits.raise_edition();
+        self.shared.limits.raise_version();
         shut(&self.shared.anonymous().entry);
-        for entries in self.shared.table.entries() {
-            for tracked in entries.iter() {
-                shut(&tracked.entry);
-            }
-        }
+        self.shared.table.for_each(|tracked| shut(&tracked.entry));
     }
 
     /// Returns whether the limiter was closed, by [`close`](Self::close) or
@@ -165,13 +161,11 @@ impl<K> TenantLimiter<K> {
             in_flight: anonymous.in_flight(),
             waiting: anonymous.waiting(),
         };
-        for entries in self.shared.table.entries() {
-            for tracked in entries.iter() {
-                let word = tracked.entry.gate.word();
-                left.in_flight += word.in_flight();
-                left.waiting += word.waiting();
-            }
-        }
+        self.shared.table.for_each(|tracked| {
+            let word = tracked.entry.gate.word();
+            left.in_flight += word.in_flight();
+            left.waiting += word.waiting();
+        });
         match left.in_flight + left.waiting {
             0 => Ok(()),
             _ => Err(left),
@@ -181,11 +175,11 @@ impl<K> TenantLimiter<K> {
     /// Waits for each tenant in turn. Returns false if all were idle already.
     async fn drain_once(&self) -> bool {
         let anonymous = &self.shared.anonymous().entry.gate;
-        let mut waited = self.shared.home.idle(anonymous).await;
+        let mut waited = self.shared.context.idle(anonymous).await;
         for shard in 0..self.shared.table.shards() {
             // One at a time, so that tenants that become idle meanwhile may be evicted.
             while let [busy] = &*self.shared.table.find(shard, Entry::is_busy) {
-                waited |= self.shared.home.idle(&busy.entry.gate).await;
+                waited |= self.shared.context.idle(&busy.entry.gate).await;
             }
         }
         waited

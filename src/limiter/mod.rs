@@ -2,6 +2,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod acquire_owned;
+pub(crate) mod admit;
 pub(crate) mod builder;
 pub(crate) mod drain;
 pub(crate) mod evictor;
@@ -28,21 +29,11 @@ use std::{
 };
 
 use crate::{
-    limiter::{
-        acquire::{Acquire, Attempt, attempt},
-        state::Shared,
-    },
+    limiter::{admit::Admission, state::Shared},
     limits::{self, Limits},
-    observe::Event,
-    rejected::{RejectReason, Rejected},
-    tenant::{
-        entry::{Entry, Tracked},
-        holds::Holds,
-    },
-    util::{
-        key::AnonymousKey,
-        sync::{Arc, Ordering},
-    },
+    rejected::Rejected,
+    tenant::{entry::Entry, holds::Holds},
+    util::sync::Ordering,
 };
 
 /// Limits how many requests of each tenant are in flight at once.
@@ -124,7 +115,7 @@ impl<K> TenantLimiter<K> {
     #[must_use]
     pub fn expired(&self) -> u64 {
         let expired = |holds: &Holds| holds.expired.load(Ordering::Relaxed);
-        self.shared.home.holds().map_or(0, expired)
+        self.shared.context.holds().map_or(0, expired)
     }
 
     /// Returns the figures over all tenants, or `None` without a
@@ -186,45 +177,10 @@ impl<K> TenantLimiter<K> {
     where
         K: 'static,
     {
-        let now = || self.shared.home.now();
+        let now = || self.shared.context.now();
         (0..self.shared.table.shards())
             .map(|shard| self.shared.table.sweep(shard, now, ttl).evicted)
             .sum()
-    }
-
-    pub(crate) fn policy(&self) -> Overflow {
-        self.overflow
-    }
-
-    /// Like [`attempt`](Self::attempt), for a request without a tenant.
-    pub(crate) fn attempt_anonymous(&self) -> Result<Attempt, Rejected> {
-        attempt(Arc::clone(self.shared.anonymous()), self.overflow.places())
-    }
-
-    /// Rejects a request without a tenant. In a dry run it is only reported, unless the limiter is
-    /// closed.
-    pub(crate) fn reject_anonymous(&self, why: RejectReason) -> Result<(), Rejected> {
-        let rejected = Rejected::new(why);
-        if self.shared.limits.overall().dry && !self.is_closed() {
-            let event = Event::WouldReject { rejected };
-            self.shared.home.tell(&AnonymousKey, event);
-            return Ok(());
-        }
-        Err(self.shared.home.report_rejected(rejected, &AnonymousKey))
-    }
-
-    /// Counts a request that passes unlimited. Rejects it if the limiter is closed.
-    pub(crate) fn bypass(&self) -> Result<(), Rejected> {
-        if self.is_closed() {
-            return Err(self.shared.home.reject(RejectReason::Closed, &AnonymousKey));
-        }
-        self.shared.bypassed.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Counts a request that passes unlimited even when the limiter is closed.
-    pub(crate) fn exempt(&self) {
-        self.shared.exempted.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -245,13 +201,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        match self.attempt(Cow::Borrowed(tenant), 0)? {
-            Attempt::Admitted(permit) => Ok(permit),
-            Attempt::Waits(held) => {
-                let rejected = held.reject_full(0, held.gate.word());
-                Err(held.report_rejected(rejected, None))
-            }
-        }
+        self.admit_or_reject(Cow::Borrowed(tenant))
     }
 
     /// Acquires a permit for `tenant`, waiting as the overflow policy allows.
@@ -289,9 +239,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        match self.attempt(Cow::Borrowed(tenant), self.overflow.places())? {
-            Attempt::Admitted(permit) => Ok(permit),
-            Attempt::Waits(held) => Acquire::new(held, self.overflow).await,
+        match self.admit_tenant(Cow::Borrowed(tenant))? {
+            Admission::Admitted(permit) => Ok(permit),
+            Admission::Queue(handle) => self.queue(handle).await,
         }
     }
 
@@ -357,38 +307,6 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         Q: Hash + Eq + ?Sized,
     {
         self.stats(tenant).map_or(0, |stats| stats.waiting)
-    }
-
-    /// Acquires a permit for `tenant` if there is room. Otherwise returns whether the request may
-    /// wait in a queue of at most `places` requests.
-    #[inline(always)]
-    pub(crate) fn attempt<Q>(&self, tenant: Cow<'_, Q>, places: usize) -> Result<Attempt, Rejected>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
-        sweeper::ensure(&self.shared);
-        let table = &self.shared.table;
-        let hash = table.hash(&*tenant);
-        // Decided under the lock of the shard: a flood of rejections does not clone the entry.
-        let rejection = |entry: &Entry| entry.rejection(places);
-        let tracked = match table.get_unless(hash, &*tenant, rejection)? {
-            Some(tracked) => {
-                // Dropped before a permit is acquired: if the drop of the key panicked at the end
-                // of the scope, the permit in the return value would be lost.
-                drop(tenant);
-                tracked
-            }
-            None => self.track(hash, tenant.into_owned())?,
-        };
-        attempt(tracked, places)
-    }
-
-    #[cold]
-    fn track(&self, hash: u64, tenant: K) -> Result<Arc<Tracked<K>>, Rejected> {
-        let tracked = self.shared.track(hash, tenant)?;
-        sweeper::ensure(&self.shared);
-        Ok(tracked)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The permit of one request, released when it is dropped.
 
 use std::{
+    any::Any,
     sync::atomic::{AtomicU8, Ordering},
     time::Duration,
 };
@@ -8,7 +9,7 @@ use std::{
 use crate::{
     observe::{Event, Outcome},
     tenant::{
-        entry::{Entry, Node, TenantHandle},
+        entry::{Entry, Node, Payload, TenantHandle},
         holds::{self, Bound},
         max_hold::MaxHold,
     },
@@ -55,11 +56,16 @@ impl Permit {
         Self { held }
     }
 
-    /// Wraps a slot that is taken already, and reports [`Event::Admitted`].
-    pub(crate) fn admitted(held: TenantHandle, waited: Option<Duration>) -> Self {
-        let since = held.home.starts_hold();
-        held.note(Event::Admitted { waited });
-        if !held.home.needs_slow_path() {
+    /// Wraps a slot that is taken already, and reports that the request was admitted at once.
+    pub(crate) fn admitted(held: TenantHandle) -> Self {
+        Self::admitted_after(held, None)
+    }
+
+    /// Wraps a slot that is taken already, and reports that the request was admitted after a wait.
+    pub(crate) fn admitted_after(held: TenantHandle, waited: Option<Duration>) -> Self {
+        let since = held.context.starts_hold();
+        held.report(Event::Admitted { waited });
+        if !held.context.needs_slow_path() {
             return Self::of_taken(held);
         }
         let permit = Self::of_taken(ObservedPermit::begin(held, since));
@@ -69,10 +75,10 @@ impl Permit {
 
     /// Registers the permit to expire, if there is a maximum hold time and `applies` returns true.
     fn bound_in_time(&self, applies: impl FnOnce(MaxHold) -> bool) {
-        if let (Some(bound), Some(holds)) = (self.bound(), self.held.home.holds()) {
+        if let (Some(bound), Some(holds)) = (self.bound(), self.held.context.holds()) {
             if applies(holds.max) {
                 holds.add(bound, self.held.clone());
-                holds::ensure(&self.held.home);
+                holds::ensure(&self.held.context);
             }
         }
     }
@@ -86,7 +92,7 @@ impl Permit {
 
     fn visit(&self) -> Option<&ObservedPermit> {
         match self.held.gate.word().needs_slow_path() {
-            true => self.held.downcast(),
+            true => self.held.stand_in(),
             false => None,
         }
     }
@@ -97,7 +103,7 @@ impl Permit {
 
     /// Returns the hold of the permit that `visit` stands for, if it has a maximum time.
     pub(crate) fn bound_of(visit: &TenantHandle) -> Option<&Bound> {
-        visit.downcast::<ObservedPermit>()?.bound.as_ref()
+        visit.stand_in::<ObservedPermit>()?.bound.as_ref()
     }
 
     /// Expires the permit that `visit` stands for, unless a `SharedPermit` keeps it.
@@ -109,11 +115,11 @@ impl Permit {
 
     /// Releases the expired permit that `visit` stands for, and wakes the body of its response.
     pub(crate) fn take_back(visit: &TenantHandle) {
-        let Some(visit) = visit.downcast::<ObservedPermit>() else {
+        let Some(visit) = visit.stand_in::<ObservedPermit>() else {
             return;
         };
-        visit.give_back(Outcome::Expired);
-        if let (Some(bound), Some(holds)) = (&visit.bound, visit.held.home.holds()) {
+        visit.release_as(Outcome::Expired);
+        if let (Some(bound), Some(holds)) = (&visit.bound, visit.held.context.holds()) {
             holds.expired.fetch_add(1, Ordering::Relaxed);
             bound.wake();
         }
@@ -146,7 +152,7 @@ impl Permit {
 
     #[cfg(feature = "http")]
     fn is_set(&self, setting: impl FnOnce(MaxHold) -> bool) -> bool {
-        let max = self.held.home.holds().map(|holds| holds.max);
+        let max = self.held.context.holds().map(|holds| holds.max);
         max.is_some_and(setting)
     }
 
@@ -195,7 +201,7 @@ impl Permit {
 
     #[cold]
     fn mark_visit(&self, outcome: Outcome) {
-        if let Some(visit) = self.held.downcast::<ObservedPermit>() {
+        if let Some(visit) = self.held.stand_in::<ObservedPermit>() {
             let outcome = match outcome {
                 Outcome::Completed => COMPLETED,
                 Outcome::Failed => FAILED,
@@ -205,64 +211,93 @@ impl Permit {
         }
     }
 
-    #[cold]
-    fn release_slow(&self) {
-        match self.held.downcast::<ObservedPermit>() {
-            Some(visit) => visit.leave(),
-            None => {
-                self.held.release_slow();
-                self.held.notify_if_idle();
-            }
+    /// Releases the slot of the tenant, if the permit is that of a stand-in.
+    fn release_observed(&self) {
+        if let Some(observed) = self.held.stand_in::<ObservedPermit>() {
+            observed.release();
         }
+    }
+}
+
+impl Payload for ObservedPermit {
+    fn stand_in(&self) -> Option<&dyn Any> {
+        Some(self)
     }
 }
 
 impl ObservedPermit {
     /// Wraps `held` in a stand-in entry, so that the release can report outcome and duration.
     fn begin(held: TenantHandle, since: u64) -> TenantHandle {
-        let home = std::sync::Arc::clone(&held.home);
-        let bound = home.holds().map(|holds| holds.bound(home.now()));
-        let tenant = Self {
+        let context = std::sync::Arc::clone(&held.context);
+        let bound = context.holds().map(|holds| holds.bound(context.now()));
+        let observed = Self {
             held,
             since,
             outcome: AtomicU8::new(COMPLETED),
             bound,
         };
-        let entry = Entry::of_one(std::sync::Arc::clone(&home));
-        Arc::new(Node::new(0, entry, tenant)).into()
+        let entry = Entry::of_stand_in(std::sync::Arc::clone(&context));
+        Arc::new(Node::new(entry, observed)).into()
     }
 
-    fn leave(&self) {
-        if let (Some(bound), Some(holds)) = (&self.bound, self.held.home.holds()) {
+    fn release(&self) {
+        if let (Some(bound), Some(holds)) = (&self.bound, self.held.context.holds()) {
             holds.remove(bound);
             if !bound.end() {
                 return;
             }
         }
-        self.give_back(match self.outcome.load(Ordering::Relaxed) {
+        self.release_as(match self.outcome.load(Ordering::Relaxed) {
             COMPLETED => Outcome::Completed,
             FAILED => Outcome::Failed,
             _ => Outcome::Cancelled,
         });
     }
 
-    fn give_back(&self, outcome: Outcome) {
-        if !self.held.leave() {
-            self.held.release_slow();
-        }
-        self.held.note(Event::Released {
-            outcome,
-            held: self.held.home.held_since(self.since),
+    fn release_as(&self, outcome: Outcome) {
+        self.held.release_and(|| {
+            self.held.report(Event::Released {
+                outcome,
+                held: self.held.context.held_since(self.since),
+            });
         });
-        self.held.notify_if_idle();
     }
 }
 
 impl Drop for Permit {
     #[inline]
     fn drop(&mut self) {
-        if !self.held.leave() {
-            self.release_slow();
-        }
+        self.held.release_and(|| self.release_observed());
+    }
+}
+
+#[cfg(all(test, not(tenant_loom)))]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+    use crate::limiter::TenantLimiter;
+
+    #[test]
+    fn an_observed_permit_is_a_handle_to_a_stand_in_that_is_no_tenant() {
+        let limiter = TenantLimiter::builder(1)
+            .observer(|_: Option<&u64>, _: Event| ())
+            .build();
+        let permit = limiter.try_acquire(&7).unwrap();
+        assert_eq!(size_of_val(&permit), 2 * size_of::<usize>());
+        let observed = permit.visit().unwrap();
+        assert!(!ptr::eq::<Entry>(&*permit.held, &*observed.held));
+        assert!(observed.held.stand_in::<ObservedPermit>().is_none());
+        assert_eq!((limiter.tracked(), limiter.in_flight(&7)), (1, 1));
+        drop(permit);
+        assert_eq!((limiter.tracked(), limiter.in_flight(&7)), (1, 0));
+    }
+
+    #[test]
+    fn a_permit_that_is_not_observed_is_a_handle_to_its_tenant() {
+        let limiter = TenantLimiter::<u64>::new(1);
+        let permit = limiter.try_acquire(&7).unwrap();
+        assert!(permit.visit().is_none());
+        assert_eq!(permit.held.gate.word().in_flight(), 1);
     }
 }

@@ -8,14 +8,14 @@ use std::{
 
 use crate::{
     capacity::{SharedCapacity, pool::Share},
-    gate::state::Rule,
+    gate::{ALWAYS, state::Rule},
     limiter::sweeper::{Sweep, Sweeper},
     limits::{CachedLimit, EffectiveLimits, Reading},
-    observe::Event,
+    observe::{Event, TenantRef},
     rejected::{RejectReason, Rejected},
     tenant::{
-        context::LimiterContext,
-        entry::{Counts, Entry, Optional, TenantHandle, Tracked},
+        context::{Counts, LimiterContext},
+        entry::{Entry, Node, Optional, TenantHandle, Tracked},
         table::{Added, Look, Table},
     },
     util::{
@@ -28,7 +28,7 @@ use crate::{
 /// The state that all handles of a limiter share.
 pub(crate) struct Shared<K> {
     pub(crate) table: Table<K>,
-    pub(crate) home: sync::Arc<LimiterContext>,
+    pub(crate) context: sync::Arc<LimiterContext>,
     pub(crate) sweeper: Sweeper,
     pub(crate) limits: EffectiveLimits<K>,
     pub(crate) capacity: Option<SharedCapacity<K, TenantHandle>>,
@@ -36,7 +36,7 @@ pub(crate) struct Shared<K> {
     pub(crate) counts: bool,
     // The entry of requests without a tenant. Not in the table, so that it cannot collide with the
     // key of a tenant. Made at first use.
-    pub(crate) anonymous: OnceLock<Arc<Tracked<AnonymousKey>>>,
+    pub(crate) anonymous: OnceLock<Arc<Node<AnonymousKey>>>,
     pub(crate) bypassed: AtomicU64,
     pub(crate) exempted: AtomicU64,
     pub(crate) closed: AtomicBool,
@@ -51,7 +51,7 @@ impl<K> Shared<K> {
     ) -> Self {
         Self {
             table: Table::new(),
-            home: sync::Arc::new(context),
+            context: sync::Arc::new(context),
             sweeper: Sweeper::new(),
             limits,
             capacity,
@@ -63,7 +63,7 @@ impl<K> Shared<K> {
         }
     }
 
-    pub(crate) fn anonymous(&self) -> &Arc<Tracked<AnonymousKey>> {
+    pub(crate) fn anonymous(&self) -> &Arc<Node<AnonymousKey>> {
         self.anonymous.get().unwrap_or_else(|| {
             let anonymous = self.anonymous.get_or_init(|| self.make_anonymous());
             self.update_anonymous_limit(anonymous);
@@ -71,7 +71,7 @@ impl<K> Shared<K> {
         })
     }
 
-    fn make_anonymous(&self) -> Arc<Tracked<AnonymousKey>> {
+    fn make_anonymous(&self) -> Arc<Node<AnonymousKey>> {
         let share = self.capacity.as_ref().map(|common| {
             let pool = sync::Arc::clone(&common.pool);
             Share::new(pool, 1, None)
@@ -79,8 +79,8 @@ impl<K> Shared<K> {
         let entry = self.entry(share);
         // Another thread may use the entry before `update_anonymous_limit` has run.
         let (_, rule) = self.anonymous_rule();
-        entry.set_limit(rule, || true);
-        Arc::new(Tracked::new(0, entry, Tenant::new(AnonymousKey)))
+        entry.set_limit(rule, ALWAYS);
+        Arc::new(Node::new(entry, AnonymousKey))
     }
 
     /// Puts the current limit of the requests without a tenant in force.
@@ -90,16 +90,11 @@ impl<K> Shared<K> {
         }
     }
 
-    fn update_anonymous_limit(&self, anonymous: &Tracked<AnonymousKey>) {
-        loop {
-            let (edition, rule) = self.anonymous_rule();
-            if anonymous
-                .entry
-                .set_limit(rule, || self.limits.is_current(edition))
-            {
-                return;
-            }
-        }
+    fn update_anonymous_limit(&self, anonymous: &Node<AnonymousKey>) {
+        self.apply_current(
+            || self.anonymous_rule(),
+            |rule, is_current| anonymous.entry.set_limit(*rule, is_current),
+        );
     }
 
     fn anonymous_rule(&self) -> (u64, Rule) {
@@ -108,7 +103,7 @@ impl<K> Shared<K> {
             limit: overall.anonymous,
             dry: overall.dry,
         };
-        (overall.edition, rule)
+        (overall.version, rule)
     }
 
     /// Puts the current capacity in force, and whether it is in dry run.
@@ -116,18 +111,21 @@ impl<K> Shared<K> {
         let Some(common) = self.capacity.as_ref() else {
             return;
         };
-        loop {
-            let now = self.limits.overall();
-            let still = || self.limits.is_current(now.edition);
-            if common.pool.set(now.capacity, now.dry, still) {
-                return;
-            }
-        }
+        let overall = || {
+            let overall = self.limits.overall();
+            (overall.version, overall)
+        };
+        self.apply_current(overall, |overall, is_current| {
+            common.pool.set(overall.capacity, overall.dry, is_current)
+        });
     }
 
     fn entry(&self, share: Option<Share<TenantHandle>>) -> Entry {
         let counts = self.counts.then(Counts::default);
-        Entry::new(Optional::new(share, counts), sync::Arc::clone(&self.home))
+        Entry::new(
+            Optional::new(share, counts),
+            sync::Arc::clone(&self.context),
+        )
     }
 
     /// Makes the share of a new tenant, with the weight of [`Capacity::weights`].
@@ -144,20 +142,17 @@ impl<K> Shared<K> {
     where
         K: Hash + Eq,
     {
-        let (Some(share), Some(tenant)) = (tracked.entry.share(), tracked.tenant.key()) else {
+        let (Some(share), Some(tenant)) = (tracked.entry.share(), tracked.key()) else {
             return;
         };
-        let mut common = None;
-        loop {
-            let reading = self.limits.read(tenant);
+        let mut cached = None;
+        self.apply_current_of(tenant, |reading, is_current| {
             let weight = reading.own.weight.unwrap_or_else(|| {
                 let weigh = |common: &SharedCapacity<K, TenantHandle>| common.weight_of(tenant);
-                *common.get_or_insert_with(|| self.capacity.as_ref().map_or(1, weigh))
+                *cached.get_or_insert_with(|| self.capacity.as_ref().map_or(1, weigh))
             });
-            if share.set_weight(weight, || self.limits.is_current(reading.edition)) {
-                return;
-            }
-        }
+            share.set_weight(weight, is_current)
+        });
     }
 
     /// Returns a [`Look`] at the entry of a tenant; empty if it is not tracked.
@@ -182,27 +177,31 @@ impl<K> Shared<K> {
         // wrapper, which contains a panic of that drop.
         let tenant = Tenant::new(tenant);
         let share = tenant.key().and_then(|tenant| self.share_of(tenant));
-        let mut new = Arc::new(Tracked::new(hash, self.entry(share), tenant));
-        let mut draft = CachedLimit::default();
+        let mut new = Arc::new(Tracked::of_tenant(tenant, hash, self.entry(share)));
+        let mut cached = CachedLimit::default();
         loop {
-            let Some(reading) = new.tenant.key().map(|tenant| self.limits.read(tenant)) else {
+            let Some(reading) = new.key().map(|tenant| self.limits.read(tenant)) else {
                 return Ok(new);
             };
-            // Pairs with the Release store in `shut`. A close after this load raises the edition,
-            // and `still` fails.
+            // Pairs with the Release store in `shut`. A close after this load raises the version,
+            // and `is_current` fails.
             if self.closed.load(Ordering::Acquire) {
-                return Err(self.home.reject(RejectReason::Closed, &new.tenant));
+                return Err(self
+                    .context
+                    .reject(RejectReason::Closed, TenantRef::of(&new.payload.tenant)));
             }
-            let rule = self.prepare(&new, &reading, &mut draft);
+            let rule = self.prepare(&new, &reading, &mut cached);
             if rule.limit == 0 && !rule.dry {
                 // A paused tenant is not tracked, so that its requests take no room in the table.
-                return Err(self.home.reject(RejectReason::Paused, &new.tenant));
+                return Err(self
+                    .context
+                    .reject(RejectReason::Paused, TenantRef::of(&new.payload.tenant)));
             }
-            let still = || self.limits.is_current(reading.edition);
-            match self.table.add(&new, still) {
+            let is_current = || self.limits.is_current(reading.version);
+            match self.table.add(&new, is_current) {
                 Added::Tracked(tracked) => {
                     if Arc::ptr_eq(&tracked, &new) {
-                        tracked.tell(Event::Tracked);
+                        tracked.report(Event::Tracked);
                     }
                     return Ok(tracked);
                 }
@@ -214,7 +213,9 @@ impl<K> Shared<K> {
                     return Ok(new);
                 }
                 Added::Full => {
-                    return Err(self.home.reject(RejectReason::TableFull, &new.tenant));
+                    return Err(self
+                        .context
+                        .reject(RejectReason::TableFull, TenantRef::of(&new.payload.tenant)));
                 }
                 Added::Stale => {}
             }
@@ -222,15 +223,15 @@ impl<K> Shared<K> {
     }
 
     /// Sets limit, dry run and weight of an entry that is not in the table yet; returns its rule.
-    fn prepare(&self, new: &Tracked<K>, reading: &Reading<K>, draft: &mut CachedLimit) -> Rule {
-        let tenant = new.tenant.key();
+    fn prepare(&self, new: &Tracked<K>, reading: &Reading<K>, cached: &mut CachedLimit) -> Rule {
+        let tenant = new.key();
         let rule = Rule {
-            limit: tenant.map_or(0, |tenant| reading.limit(tenant, draft)),
+            limit: tenant.map_or(0, |tenant| reading.limit(tenant, cached)),
             dry: reading.is_dry(),
         };
-        new.entry.set_limit(rule, || true);
+        new.entry.set_limit(rule, ALWAYS);
         if let (Some(share), Some(weight)) = (new.entry.share(), reading.own.weight) {
-            share.set_weight(weight, || true);
+            share.set_weight(weight, ALWAYS);
         }
         rule
     }
@@ -243,24 +244,22 @@ impl<K> Shared<K> {
     where
         K: Hash + Eq,
     {
-        let Some(tenant) = tracked.tenant.key() else {
+        let Some(tenant) = tracked.key() else {
             return;
         };
-        let mut draft = CachedLimit::default();
-        loop {
-            let reading = self.limits.read(tenant);
-            let (mut panic, mut limit) = (FirstPanic::default(), None);
-            panic.catch(|| limit = Some(reading.limit(tenant, &mut draft)));
-            let still = || self.limits.is_current(reading.edition);
+        let mut cached = CachedLimit::default();
+        let mut panic = FirstPanic::default();
+        self.apply_current_of(tenant, |reading, is_current| {
+            let mut limit = None;
+            panic = FirstPanic::default();
+            panic.catch(|| limit = Some(reading.limit(tenant, &mut cached)));
             let dry = reading.is_dry();
-            let set = match limit {
-                Some(limit) => tracked.entry.set_limit(Rule { limit, dry }, still),
-                None => tracked.entry.set_dry(dry, still),
-            };
-            if set {
-                return panic.resume();
+            match limit {
+                Some(limit) => tracked.entry.set_limit(Rule { limit, dry }, is_current),
+                None => tracked.entry.set_dry(dry, is_current),
             }
-        }
+        });
+        panic.resume();
     }
 
     /// Puts in force whether the limit of a tenant is enforced or in dry run. The limit does not
@@ -269,16 +268,45 @@ impl<K> Shared<K> {
     where
         K: Hash + Eq,
     {
-        let Some(tenant) = tracked.tenant.key() else {
+        let Some(tenant) = tracked.key() else {
             return;
         };
+        self.apply_current_of(tenant, |reading, is_current| {
+            tracked.entry.set_dry(reading.is_dry(), is_current)
+        });
+    }
+
+    /// Reads settings with their version, and puts what follows from them in force, until no change
+    /// has come in between.
+    ///
+    /// `apply` gets a condition to check under the lock of what it changes, and returns whether the
+    /// condition held.
+    fn apply_current<R>(
+        &self,
+        read: impl Fn() -> (u64, R),
+        mut apply: impl FnMut(&R, &dyn Fn() -> bool) -> bool,
+    ) {
         loop {
-            let reading = self.limits.read(tenant);
-            let still = || self.limits.is_current(reading.edition);
-            if tracked.entry.set_dry(reading.is_dry(), still) {
+            let (version, reading) = read();
+            if apply(&reading, &|| self.limits.is_current(version)) {
                 return;
             }
         }
+    }
+
+    /// The same with the settings of one tenant.
+    fn apply_current_of(
+        &self,
+        tenant: &K,
+        apply: impl FnMut(&Reading<K>, &dyn Fn() -> bool) -> bool,
+    ) where
+        K: Hash + Eq,
+    {
+        let read = || {
+            let reading = self.limits.read(tenant);
+            (reading.version, reading)
+        };
+        self.apply_current(read, apply);
     }
 }
 
@@ -292,7 +320,8 @@ impl<K: Send + Sync + 'static> Sweep for Shared<K> {
     }
 
     fn give_up(&self) {
-        self.home.tell(&AnonymousKey, Event::EvictorStopped);
+        self.context
+            .report(TenantRef::none(), Event::EvictorStopped);
     }
 
     fn shards(&self) -> usize {
@@ -301,7 +330,9 @@ impl<K: Send + Sync + 'static> Sweep for Shared<K> {
 
     fn sweep(&self, shard: usize) -> usize {
         let ttl = self.sweeper.evictor().ttl();
-        self.table.sweep(shard, || self.home.now(), ttl).looked_at
+        self.table
+            .sweep(shard, || self.context.now(), ttl)
+            .looked_at
     }
 }
 

@@ -14,7 +14,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError, Weak,
+        Arc, Mutex, Weak,
         atomic::{AtomicU8, Ordering},
     },
     time::Duration,
@@ -25,7 +25,10 @@ use tokio::{
     task::{AbortHandle, yield_now},
 };
 
-use crate::{limiter::evictor::Evictor, util::timer};
+use crate::{
+    limiter::evictor::Evictor,
+    util::{sync::lock_std, timer},
+};
 
 /// The sweep yields to other tasks after this many entries.
 const STRIDE: usize = 4096;
@@ -172,7 +175,7 @@ impl Sweeper {
     }
 
     fn with<R>(&self, f: impl FnOnce(&mut Inner) -> R) -> R {
-        f(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut lock_std(&self.inner))
     }
 }
 

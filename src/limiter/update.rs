@@ -11,10 +11,10 @@ use crate::{
         overrides::{Change, Override},
         settings::{ApplyError, Settings},
     },
-    observe::Event,
+    observe::{Event, TenantRef},
     tenant::entry::Tracked,
     util::{
-        key::{AnonymousKey, Tenant},
+        key::Tenant,
         panic::FirstPanic,
         sync::{Arc, Ordering},
     },
@@ -60,7 +60,7 @@ impl<K> TenantLimiter<K> {
 
     fn capacity_changed(&self, slots: usize) {
         let event = Event::CapacityChanged { slots };
-        self.shared.home.tell(&AnonymousKey, event);
+        self.shared.context.report(TenantRef::none(), event);
     }
 
     /// Returns all per-tenant overrides, in no particular order.
@@ -92,7 +92,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         let limit = limits.number();
         self.shared.limits.set(limits);
         self.update_all_limits();
-        self.tell(Event::LimitChanged { limit });
+        self.report(Event::LimitChanged { limit });
     }
 
     /// Sets the limit of one tenant, in place of the default limit.
@@ -311,7 +311,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         if let Some(limit) = settings.limit {
             panic.catch(|| self.update_all_limits());
             let limit = Some(limit);
-            self.tell(Event::LimitChanged { limit });
+            self.report(Event::LimitChanged { limit });
         }
         for change in &changes {
             self.apply_to_tenant(change, &mut panic);
@@ -336,7 +336,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// the [dry run](Self::set_dry_run).
     #[must_use]
     pub fn would_have_rejected(&self) -> u64 {
-        self.shared.home.would_reject.load(Ordering::Relaxed)
+        self.shared.context.would_reject.load(Ordering::Relaxed)
     }
 
     fn set_own<Q>(&self, tenant: &Q, set: impl FnOnce(&mut Override)) -> Change<K>
@@ -362,7 +362,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         let limit = change.after.limit_in_force();
         if change.before.limit_in_force() != limit {
             let event = Event::LimitChanged { limit };
-            self.shared.home.tell(&*change.tenant, event);
+            let tenant = TenantRef::of(&change.tenant);
+            self.shared.context.report(tenant, event);
         }
     }
 
@@ -392,15 +393,13 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// Updates each tracked tenant. Resumes the first panic of `update` after all are updated.
     fn update_all(&self, update: impl Fn(&Tracked<K>)) {
         let mut panic = FirstPanic::default();
-        for entries in self.shared.table.entries() {
-            for tracked in entries.iter() {
-                panic.catch(|| update(tracked));
-            }
-        }
+        self.shared
+            .table
+            .for_each(|tracked| panic.catch(|| update(tracked)));
         panic.resume();
     }
 
-    fn tell(&self, event: Event) {
-        self.shared.home.tell(&AnonymousKey, event);
+    fn report(&self, event: Event) {
+        self.shared.context.report(TenantRef::none(), event);
     }
 }

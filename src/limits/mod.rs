@@ -98,10 +98,9 @@ impl<K> fmt::Debug for Limits<K> {
     }
 }
 
-/// The current settings, with a version: the edition. Each change is one step, and raises the
-/// edition.
+/// The current settings, with a version. Each change is one step, and raises the version.
 ///
-/// A thread reads the settings with their edition, derives a limit without holding a lock, and puts
+/// A thread reads the settings with their version, derives a limit without holding a lock, and puts
 /// it in force under the lock of the gate, the pool or the shard, only if
 /// [`is_current`](Self::is_current) returns true there; otherwise it reads again. So a newer change
 /// is never overwritten by an older one, and a limit is never derived from two versions.
@@ -109,14 +108,14 @@ pub(crate) struct EffectiveLimits<K> {
     hasher: RandomState,
     settings: RwLock<Set<K>>,
     // The number of the last change. Raised while `settings` is locked for writing, so that the
-    // settings and the edition read under one hold of the lock belong together.
-    edition: AtomicU64,
+    // settings and the version read under one hold of the lock belong together.
+    version: AtomicU64,
 }
 
 struct Set<K> {
     limits: Limits<K>,
     // The version of `limits`. The function is called again only if it has changed.
-    issue: u64,
+    function_version: u64,
     overrides: Overrides<K>,
     dry: bool,
     capacity: usize,
@@ -124,26 +123,26 @@ struct Set<K> {
     anonymous: Option<usize>,
 }
 
-/// The settings of one edition for one tenant.
+/// The settings of one version for one tenant.
 pub(crate) struct Reading<K> {
-    pub(crate) edition: u64,
+    pub(crate) version: u64,
     pub(crate) own: Override,
     limits: Limits<K>,
-    issue: u64,
+    function_version: u64,
     all_dry: bool,
 }
 
-/// The settings of one edition that are not those of a single tenant.
+/// The settings of one version that are not those of a single tenant.
 #[derive(Clone, Copy)]
 pub(crate) struct Overall {
-    pub(crate) edition: u64,
+    pub(crate) version: u64,
     pub(crate) dry: bool,
     pub(crate) capacity: usize,
     /// The limit shared by requests without a tenant.
     pub(crate) anonymous: usize,
 }
 
-/// The default limit of one tenant, with the issue of the limits that it was derived from.
+/// The default limit of one tenant, with the version of the limits that it was derived from.
 #[derive(Default)]
 pub(crate) struct CachedLimit(Option<(u64, usize)>);
 
@@ -151,7 +150,7 @@ impl<K> EffectiveLimits<K> {
     pub(crate) fn new(limits: Limits<K>, anonymous: Option<usize>, capacity: usize) -> Self {
         let settings = Set {
             limits,
-            issue: 0,
+            function_version: 0,
             overrides: Overrides::new(),
             dry: false,
             capacity,
@@ -160,21 +159,21 @@ impl<K> EffectiveLimits<K> {
         Self {
             hasher: RandomState::new(),
             settings: RwLock::new(settings),
-            edition: AtomicU64::new(0),
+            version: AtomicU64::new(0),
         }
     }
 
-    /// Returns whether `edition` is the latest.
+    /// Returns whether `version` is the latest.
     ///
     /// Called under the lock that guards what is put in force. A change that this load misses is
     /// put in force under the same lock later, by the thread that made it.
-    pub(crate) fn is_current(&self, edition: u64) -> bool {
+    pub(crate) fn is_current(&self, version: u64) -> bool {
         // Pairs with the raise in `change`.
-        self.edition.load(Ordering::Acquire) == edition
+        self.version.load(Ordering::Acquire) == version
     }
 
-    /// Raises the edition without a change, so that limits derived until now are not put in force.
-    pub(crate) fn raise_edition(&self) {
+    /// Raises the version without a change, so that limits derived until now are not put in force.
+    pub(crate) fn raise_version(&self) {
         self.change(|_| {});
     }
 
@@ -263,7 +262,7 @@ impl<K> EffectiveLimits<K> {
     pub(crate) fn overall(&self) -> Overall {
         let set = read(&self.settings);
         Overall {
-            edition: self.edition.load(Ordering::Relaxed),
+            version: self.version.load(Ordering::Relaxed),
             dry: set.dry,
             capacity: set.capacity,
             anonymous: set.anonymous_limit(),
@@ -284,10 +283,10 @@ impl<K> EffectiveLimits<K> {
             return self.read(tenant);
         }
         Reading {
-            edition: self.edition.load(Ordering::Relaxed),
+            version: self.version.load(Ordering::Relaxed),
             own: hash.map_or_else(Override::default, |hash| set.overrides.get(hash, tenant)),
             limits: set.limits.clone(),
-            issue: set.issue,
+            function_version: set.function_version,
             all_dry: set.dry,
         }
     }
@@ -296,7 +295,7 @@ impl<K> EffectiveLimits<K> {
         let mut set = write(&self.settings);
         let result = change(&mut set);
         // Pairs with the Acquire load in `is_current`.
-        self.edition.fetch_add(1, Ordering::AcqRel);
+        self.version.fetch_add(1, Ordering::AcqRel);
         result
     }
 }
@@ -308,25 +307,25 @@ impl<K> Set<K> {
     }
 
     fn replace_limits(&mut self, limits: Limits<K>) -> Limits<K> {
-        self.issue += 1;
+        self.function_version += 1;
         mem::replace(&mut self.limits, limits)
     }
 }
 
 impl<K> Reading<K> {
-    /// Returns the limit of the tenant. `draft` holds the result of an earlier attempt, or none.
-    pub(crate) fn limit(&self, tenant: &K, draft: &mut CachedLimit) -> usize {
+    /// Returns the limit of the tenant. `cached` holds the result of an earlier attempt, or none.
+    pub(crate) fn limit(&self, tenant: &K, cached: &mut CachedLimit) -> usize {
         let own = self.own.limit_in_force();
-        own.unwrap_or_else(|| self.common(tenant, draft))
+        own.unwrap_or_else(|| self.common(tenant, cached))
             .min(state::MAX)
     }
 
-    fn common(&self, tenant: &K, draft: &mut CachedLimit) -> usize {
-        match draft.0 {
-            Some((issue, limit)) if issue == self.issue => limit,
+    fn common(&self, tenant: &K, cached: &mut CachedLimit) -> usize {
+        match cached.0 {
+            Some((function_version, limit)) if function_version == self.function_version => limit,
             _ => {
                 let limit = self.limits.of(tenant);
-                draft.0 = Some((self.issue, limit));
+                cached.0 = Some((self.function_version, limit));
                 limit
             }
         }

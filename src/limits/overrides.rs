@@ -4,10 +4,11 @@ use std::borrow::Borrow;
 
 use hashbrown::HashTable;
 
-use crate::util::{key::Tenant, sync::Arc};
-
-/// A table with at most this capacity is not worth shrinking.
-const KEPT_CAPACITY: usize = 64;
+use crate::util::{
+    key::Tenant,
+    rows::{self, Row, has_key},
+    sync::Arc,
+};
 
 /// The settings of one tenant that replace those of all tenants.
 ///
@@ -50,9 +51,9 @@ impl Override {
 }
 
 /// A table of overrides. The caller computes the hashes.
-pub(crate) struct Overrides<K>(HashTable<Row<K>>);
+pub(crate) struct Overrides<K>(HashTable<OverrideRow<K>>);
 
-struct Row<K> {
+struct OverrideRow<K> {
     hash: u64,
     tenant: Arc<Tenant<K>>,
     own: Override,
@@ -78,7 +79,7 @@ impl<K> Overrides<K> {
     where
         K: Eq,
     {
-        let row = self.0.find(hash, |row| row.is(hash, tenant));
+        let row = self.0.find(hash, has_key(hash, tenant));
         row.map_or_else(Override::default, |row| row.own)
     }
 
@@ -92,8 +93,10 @@ impl<K> Overrides<K> {
     where
         K: Eq,
     {
-        let same = |row: &Row<K>| tenant.key().is_some_and(|tenant| row.is(hash, tenant));
-        let row = self.0.find_mut(hash, same).map(|row| &mut row.own);
+        let row = tenant
+            .key()
+            .and_then(|key| self.0.find_mut(hash, has_key(hash, key)))
+            .map(|row| &mut row.own);
         let before = row.as_deref().copied().unwrap_or_default();
         let mut after = before;
         change(&mut after);
@@ -119,15 +122,14 @@ impl<K> Overrides<K> {
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        let same = |row: &Row<K>| row.is(hash, tenant);
-        let mut found = self.0.find_entry(hash, same).ok()?;
+        let mut found = self.0.find_entry(hash, has_key(hash, tenant)).ok()?;
         let row = found.get_mut();
         let before = row.own;
         change(&mut row.own);
         let (tenant, after) = (Arc::clone(&row.tenant), row.own);
         if after == Override::default() {
             found.remove();
-            self.give_up_memory();
+            rows::shrink(&mut self.0, 4);
         }
         Some(Change {
             tenant,
@@ -137,14 +139,13 @@ impl<K> Overrides<K> {
     }
 
     pub(crate) fn insert(&mut self, hash: u64, tenant: Arc<Tenant<K>>, own: Override) {
-        self.0
-            .insert_unique(hash, Row { hash, tenant, own }, |row| row.hash);
+        rows::insert(&mut self.0, OverrideRow { hash, tenant, own });
     }
 
     /// Returns all overrides. The caller clones the keys, after the lock is released, since `Clone`
     /// is user code.
     pub(crate) fn list(&self) -> Vec<(Arc<Tenant<K>>, Override)> {
-        let row = |row: &Row<K>| (Arc::clone(&row.tenant), row.own);
+        let row = |row: &OverrideRow<K>| (Arc::clone(&row.tenant), row.own);
         self.0.iter().map(row).collect()
     }
 
@@ -167,30 +168,24 @@ impl<K> Overrides<K> {
     }
 
     /// Returns the override in this table of the tenant of `row`, a row of another table.
-    fn own(&self, row: &Row<K>) -> Override
+    fn own(&self, row: &OverrideRow<K>) -> Override
     where
         K: Eq,
     {
         let own = |tenant| self.get(row.hash, tenant);
         row.tenant.key().map_or_else(Override::default, own)
     }
-
-    fn give_up_memory(&mut self) {
-        if self.0.capacity() > KEPT_CAPACITY.max(4 * self.0.len()) {
-            let kept = 2 * self.0.len();
-            self.0.shrink_to(kept, |row| row.hash);
-        }
-    }
 }
 
-impl<K> Row<K> {
-    fn is<Q>(&self, hash: u64, tenant: &Q) -> bool
-    where
-        K: Borrow<Q>,
-        Q: Eq + ?Sized,
-    {
-        let same = |key: &K| key.borrow() == tenant;
-        self.hash == hash && self.tenant.key().is_some_and(same)
+impl<K> Row for OverrideRow<K> {
+    type Key = K;
+
+    fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    fn key(&self) -> Option<&K> {
+        self.tenant.key()
     }
 }
 
@@ -200,7 +195,7 @@ impl<K> Clone for Overrides<K> {
     }
 }
 
-impl<K> Clone for Row<K> {
+impl<K> Clone for OverrideRow<K> {
     fn clone(&self) -> Self {
         Self {
             hash: self.hash,

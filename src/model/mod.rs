@@ -20,7 +20,7 @@ use std::{
 use loom::{future::block_on, sync::Arc, thread};
 
 use crate::{
-    gate::{Gate, Joined},
+    gate::{ALWAYS, Gate, Joined},
     limiter::{TenantLimiter, TenantLimiterBuilder, overflow::Overflow, permit::Permit},
     rejected::{RejectReason, Rejected},
 };
@@ -419,9 +419,18 @@ fn close_reaches_a_tenant_that_is_first_tracked() {
     });
 }
 
+/// A gate with a limit of 1 whose slot is taken.
+fn gate_of_one() -> Gate {
+    let gate = Gate::new(false);
+    let changed = gate.change(|state| state.with_rule(1.into()), ALWAYS);
+    assert!(changed.is_some_and(|rejected| rejected.len() == 0));
+    assert!(gate.try_admit().is_ok());
+    gate
+}
+
 /// Releases a permit; `true` if the gate is idle now and a drain waits for that.
-fn leave(gate: &Gate) -> bool {
-    if gate.leave() {
+fn release_of(gate: &Gate) -> bool {
+    if gate.release() {
         return false;
     }
     gate.serve();
@@ -431,11 +440,10 @@ fn leave(gate: &Gate) -> bool {
 #[test]
 fn the_last_release_notifies_the_drain() {
     explore(|| {
-        let gate = Arc::new(Gate::new(1, false));
-        assert!(gate.try_enter().is_ok());
+        let gate = Arc::new(gate_of_one());
         let release = {
             let gate = gate.clone();
-            thread::spawn(move || leave(&gate))
+            thread::spawn(move || release_of(&gate))
         };
         let watches = gate.arm_drain();
         assert_eq!(release.join().unwrap(), watches);
@@ -464,20 +472,19 @@ fn drain_ends_when_the_last_request_has_left() {
 #[test]
 fn a_gate_is_not_idle_while_a_waiter_is_owed_its_slot() {
     explore(|| {
-        let gate = Arc::new(Gate::new(1, false));
-        assert!(gate.try_enter().is_ok());
+        let gate = Arc::new(gate_of_one());
         let joined = gate.join(1, Waker::noop(), 0);
         assert!(matches!(joined, Joined::Waiting(..)));
         let release = {
             let gate = gate.clone();
-            thread::spawn(move || leave(&gate))
+            thread::spawn(move || release_of(&gate))
         };
         assert!(gate.arm_drain(), "idle before the waiter had its turn");
         assert!(
             !release.join().unwrap(),
             "told before the waiter had its turn"
         );
-        assert!(leave(&gate));
+        assert!(release_of(&gate));
     });
 }
 

@@ -199,16 +199,34 @@ pub(crate) struct Observers {
     pub(crate) times_holds: bool,
 }
 
+/// The tenant of an event, with the type of its key erased; or none.
+#[derive(Clone, Copy)]
+pub(crate) struct TenantRef<'t>(Option<&'t dyn Any>);
+
+impl<'t> TenantRef<'t> {
+    pub(crate) fn of<K: 'static>(tenant: &'t Tenant<K>) -> Self {
+        Self(Some(tenant))
+    }
+
+    /// For an event without a tenant.
+    pub(crate) fn none() -> Self {
+        Self(None)
+    }
+
+    fn key<K: 'static>(self) -> Option<&'t K> {
+        self.0?.downcast_ref::<Tenant<K>>()?.key()
+    }
+}
+
 trait Observe: Send + Sync {
-    fn tell(&self, tenant: &dyn Any, event: Event);
+    fn notify(&self, tenant: TenantRef<'_>, event: Event);
 }
 
 struct Erased<K, O>(O, PhantomData<fn(&K)>);
 
 impl<K: 'static, O: Observer<K>> Observe for Erased<K, O> {
-    fn tell(&self, tenant: &dyn Any, event: Event) {
-        let tenant = tenant.downcast_ref::<Tenant<K>>().and_then(Tenant::key);
-        catch_panic(|| self.0.observe(tenant, event));
+    fn notify(&self, tenant: TenantRef<'_>, event: Event) {
+        catch_panic(|| self.0.observe(tenant.key(), event));
     }
 }
 
@@ -224,10 +242,9 @@ impl Observers {
         })
     }
 
-    /// Notifies the observer; `tenant` is a [`Tenant`], or any other type for no tenant.
-    pub(crate) fn tell(&self, tenant: &dyn Any, event: Event) {
+    pub(crate) fn notify(&self, tenant: TenantRef<'_>, event: Event) {
         if let Some(observer) = self.observer.get() {
-            observer.tell(tenant, event);
+            observer.notify(tenant, event);
         }
     }
 }

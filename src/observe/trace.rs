@@ -4,7 +4,10 @@ use std::{fmt, time::Duration};
 
 use tracing::{Span, debug, info, trace, warn};
 
-use crate::observe::{Event, Observer, Outcome};
+use crate::{
+    observe::{Event, Observer, Outcome},
+    util::key::Name,
+};
 
 /// Emits `tracing` events for rejections, waits and changed limits.
 ///
@@ -44,8 +47,6 @@ use crate::observe::{Event, Observer, Outcome};
 pub struct Trace<K> {
     name: Option<Box<Name<K>>>,
 }
-
-type Name<K> = dyn Fn(&K) -> String + Send + Sync;
 
 impl<K> Trace<K> {
     /// Creates an observer whose events do not name the tenant.

@@ -13,11 +13,10 @@ use crate::{
         Hold, ProblemJson, rejection,
         slot::{Slot, end},
     },
-    limiter::{TenantLimiter, acquire::Acquire, permit::Permit},
+    limiter::{TenantLimiter, admit::Admission, permit::Permit},
     observe::Outcome,
     rejected::Rejected,
     reqwest::{held_by_body, respond},
-    service::service::{Passage, decide},
 };
 
 /// Limits how many requests of one tenant a client of reqwest-middleware has in flight.
@@ -134,10 +133,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantMiddleware<K> {
         extensions: &Extensions,
     ) -> Result<Option<Permit>, Rejected> {
         let tenant = (self.extract)(req, extensions);
-        match decide(&self.limiter, self.missing, tenant.map(Cow::Owned))? {
-            Passage::Open(permit) => Ok(permit),
-            Passage::Waits(held) => {
-                let permit = Acquire::new(held, self.limiter.policy()).await?;
+        match self.limiter.admit(self.missing, tenant.map(Cow::Owned))? {
+            Admission::Admitted(permit) => Ok(permit),
+            Admission::Queue(handle) => {
+                let permit = self.limiter.queue(handle).await?;
                 Ok(Some(permit.of_request()))
             }
         }

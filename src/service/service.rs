@@ -1,10 +1,9 @@
 //! The service, which admits, queues or rejects each request.
 
 use std::{
-    borrow::{Borrow, Cow},
+    borrow::Borrow,
     fmt,
     hash::Hash,
-    mem::ManuallyDrop,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -12,15 +11,10 @@ use std::{
 use tower_service::Service;
 
 use crate::{
-    extract::{ExtractTenant, NoTenant, missing::MissingTenant},
-    limiter::{
-        TenantLimiter,
-        acquire::{Acquire, Attempt},
-        permit::Permit,
-    },
-    rejected::{RejectReason, Rejected},
+    extract::{ExtractTenant, missing::MissingTenant},
+    limiter::{TenantLimiter, admit::Admission, permit::Permit},
+    rejected::Rejected,
     service::{future::ResponseFuture, mode::Mode},
-    tenant::entry::TenantHandle,
     util::panic::catch_panic,
 };
 
@@ -90,16 +84,16 @@ where
 
     fn call(&mut self, mut req: Req) -> Self::Future {
         let mode = &self.settings.mode;
-        let readied = Readied(&mut self.inner);
-        match self.settings.decide(&req) {
-            Ok(Passage::Open(permit)) => {
+        let readied = Readied::new(&mut self.inner);
+        match self.settings.admit(&req) {
+            Ok(Admission::Admitted(permit)) => {
                 // Made before the call: if the call panics, the permit is released last.
                 let guard = mode.admit(&mut req, permit);
                 ResponseFuture::running(readied.call(req), guard)
             }
-            Ok(Passage::Waits(held)) => {
+            Ok(Admission::Queue(handle)) => {
                 drop(readied);
-                let acquire = Acquire::new(held, self.settings.limiter.policy());
+                let acquire = self.settings.limiter.queue(handle);
                 ResponseFuture::waiting(self.inner.clone(), req, acquire, mode.clone())
             }
             Err(rejected) => {
@@ -119,92 +113,56 @@ where
 /// replaces it with a clone. A service that is ready may hold a resource, such as a permit of a
 /// shared limit, and the caller may keep the service without calling it again. `Drop` may run
 /// during unwinding, so it catches panics.
-struct Readied<'s, S: Clone>(&'s mut S);
+struct Readied<'s, S: Clone> {
+    service: &'s mut S,
+    is_called: bool,
+}
 
-impl<S: Clone> Readied<'_, S> {
+impl<'s, S: Clone> Readied<'s, S> {
     #[inline]
-    fn call<Req>(self, req: Req) -> S::Future
+    fn new(service: &'s mut S) -> Self {
+        Self {
+            service,
+            is_called: false,
+        }
+    }
+
+    #[inline]
+    fn call<Req>(mut self, req: Req) -> S::Future
     where
         S: Service<Req>,
     {
-        let mut this = ManuallyDrop::new(self);
-        this.0.call(req)
+        self.is_called = true;
+        self.service.call(req)
+    }
+}
+
+impl<S: Clone> Readied<'_, S> {
+    #[cold]
+    fn replace(&mut self) {
+        if let Some(unready) = catch_panic(|| self.service.clone()) {
+            catch_panic(|| *self.service = unready);
+        }
     }
 }
 
 impl<S: Clone> Drop for Readied<'_, S> {
+    #[inline]
     fn drop(&mut self) {
-        if let Some(unready) = catch_panic(|| self.0.clone()) {
-            catch_panic(|| *self.0 = unready);
+        if !self.is_called {
+            self.replace();
         }
     }
-}
-
-/// The decision on a request that is not rejected. `Open(None)` if the request is not limited.
-pub(crate) enum Passage {
-    Open(Option<Permit>),
-    Waits(TenantHandle),
 }
 
 impl<K, X, F> Config<K, X, F> {
     #[inline]
-    fn decide<Req>(&self, req: &Req) -> Result<Passage, Rejected>
+    fn admit<Req>(&self, req: &Req) -> Result<Admission<Option<Permit>>, Rejected>
     where
         X: ExtractTenant<Req, Key = K>,
         K: Borrow<X::Id> + Hash + Eq + Clone + Send + Sync + 'static,
     {
-        decide(&self.limiter, self.missing, self.extract.extract(req))
-    }
-}
-
-/// Admits, queues or rejects a request of `tenant`, as the overflow policy of `limiter` allows.
-#[inline]
-pub(crate) fn decide<K, Q>(
-    limiter: &TenantLimiter<K>,
-    missing: MissingTenant,
-    tenant: Result<Cow<'_, Q>, NoTenant>,
-) -> Result<Passage, Rejected>
-where
-    K: Borrow<Q> + Hash + Eq + Clone + Send + Sync + 'static,
-    Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-{
-    let attempt = match tenant {
-        Ok(tenant) => limiter.attempt(tenant, limiter.policy().places())?,
-        Err(why) => match attempt_without(limiter, missing, why)? {
-            Some(attempt) => attempt,
-            None => return Ok(Passage::Open(None)),
-        },
-    };
-    Ok(match attempt {
-        Attempt::Admitted(permit) => Passage::Open(Some(permit.of_request())),
-        Attempt::Waits(held) => Passage::Waits(held),
-    })
-}
-
-/// Admits, queues or rejects a request without a tenant. `None` if it is not limited.
-fn attempt_without<K>(
-    limiter: &TenantLimiter<K>,
-    missing: MissingTenant,
-    why: NoTenant,
-) -> Result<Option<Attempt>, Rejected> {
-    let reason = match why {
-        NoTenant::Missing => RejectReason::MissingTenant,
-        NoTenant::Invalid => RejectReason::InvalidTenant,
-        NoTenant::Exempt => {
-            limiter.exempt();
-            return Ok(None);
-        }
-    };
-    match missing {
-        MissingTenant::Share => limiter.attempt_anonymous().map(Some),
-        MissingTenant::Bypass if why == NoTenant::Missing => {
-            limiter.bypass()?;
-            Ok(None)
-        }
-        MissingTenant::Bypass | MissingTenant::Reject => {
-            limiter.reject_anonymous(reason)?;
-            Ok(None)
-        }
+        self.limiter.admit(self.missing, self.extract.extract(req))
     }
 }
 

@@ -1,7 +1,6 @@
 //! The context of one limiter: its clock, its observer, and the tasks that wait in a drain.
 
 use std::{
-    any::Any,
     future::poll_fn,
     sync,
     task::{Poll, Waker, ready},
@@ -13,7 +12,7 @@ use crate::{
         Gate,
         waiter::{WaitOutcome, Waiter},
     },
-    observe::{Event, Observers},
+    observe::{Event, Observers, TenantRef},
     rejected::{RejectReason, Rejected},
     tenant::holds::Holds,
     util::{
@@ -35,6 +34,13 @@ pub(crate) struct LimiterContext {
     holds: Option<Holds>,
     // How many requests would have been rejected without a dry run.
     pub(crate) would_reject: AtomicU64,
+}
+
+/// How many requests of a tenant have been admitted and rejected since it became tracked.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) admitted: AtomicU64,
+    pub(crate) rejected: AtomicU64,
 }
 
 impl LimiterContext {
@@ -62,23 +68,40 @@ impl LimiterContext {
         self.has_observer() || self.holds().is_some()
     }
 
-    /// Reports an event to the observer, if there is one.
-    ///
-    /// `tenant` is a [`Tenant`](crate::util::key::Tenant) or an
-    /// [`AnonymousKey`](crate::util::key::AnonymousKey).
-    pub(crate) fn tell(&self, tenant: &dyn Any, event: Event) {
-        if let Event::WouldReject { .. } = event {
-            self.would_reject.fetch_add(1, Ordering::Relaxed);
+    /// Counts an event without an entry, and reports it to the observer.
+    pub(crate) fn report(&self, tenant: TenantRef<'_>, event: Event) {
+        self.report_counted(None, tenant, event);
+    }
+
+    /// Counts an event, in `counts` if the entry of the tenant has them, and reports it to the
+    /// observer, if there is one.
+    pub(crate) fn report_counted(
+        &self,
+        counts: Option<&Counts>,
+        tenant: TenantRef<'_>,
+        event: Event,
+    ) {
+        self.count(counts, &event);
+        if let Some(observers) = &self.observers {
+            observers.notify(tenant, event);
         }
-        if let Some(watch) = &self.observers {
-            watch.tell(tenant, event);
-        }
+    }
+
+    /// Counts an event without reporting it.
+    pub(crate) fn count(&self, counts: Option<&Counts>, event: &Event) {
+        let count = match (event, counts) {
+            (Event::WouldReject { .. }, _) => &self.would_reject,
+            (Event::Admitted { .. }, Some(counts)) => &counts.admitted,
+            (Event::Rejected { .. }, Some(counts)) => &counts.rejected,
+            _ => return,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the time of an admission, if the observer times holds; otherwise 0.
     pub(crate) fn starts_hold(&self) -> u64 {
         match &self.observers {
-            Some(watch) if watch.times_holds => self.now(),
+            Some(observers) if observers.times_holds => self.now(),
             _ => 0,
         }
     }
@@ -97,8 +120,8 @@ impl LimiterContext {
         self.clock.now()
     }
 
-    /// Rejects a request that reached no entry; `tenant` is as in [`tell`](Self::tell).
-    pub(crate) fn reject(&self, reason: RejectReason, tenant: &dyn Any) -> Rejected {
+    /// Rejects a request that reached no entry.
+    pub(crate) fn reject(&self, reason: RejectReason, tenant: TenantRef<'_>) -> Rejected {
         let hint = self.rejections.reject(&self.clock);
         self.report_rejected(
             Rejected::new(reason).with_retry_after(hint.spread()),
@@ -107,9 +130,9 @@ impl LimiterContext {
     }
 
     /// Reports a rejection, and returns it.
-    pub(crate) fn report_rejected(&self, rejected: Rejected, tenant: &dyn Any) -> Rejected {
+    pub(crate) fn report_rejected(&self, rejected: Rejected, tenant: TenantRef<'_>) -> Rejected {
         let waited = None;
-        self.tell(tenant, Event::Rejected { rejected, waited });
+        self.report(tenant, Event::Rejected { rejected, waited });
         rejected
     }
 

@@ -28,10 +28,9 @@ use tokio::{
 };
 
 use crate::{
-    observe::Event,
+    observe::{Event, TenantRef},
     tenant::{context::LimiterContext, entry::TenantHandle, max_hold::MaxHold},
     util::{
-        key::AnonymousKey,
         panic::catch_panic,
         sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock},
         timer,
@@ -189,19 +188,19 @@ impl Drop for Holds {
 }
 
 /// Starts the task that expires permits, if the limiter has a maximum hold time and no task runs.
-pub(crate) fn ensure(home: &Arc<LimiterContext>) {
-    if let Some(holds) = home.holds() {
+pub(crate) fn ensure(context: &Arc<LimiterContext>) {
+    if let Some(holds) = context.holds() {
         // Pairs with the store in `set`. After `add` no start is missed: `next` stops the task
         // under the lock of `inner`, so it either finds the added permit, or ran before `add` took
         // the lock, and this load sees its store.
         if holds.is_stopped.load(Ordering::SeqCst) {
-            start(home, holds);
+            start(context, holds);
         }
     }
 }
 
 #[cold]
-fn start(home: &Arc<LimiterContext>, holds: &Holds) {
+fn start(context: &Arc<LimiterContext>, holds: &Holds) {
     let Ok(runtime) = Handle::try_current() else {
         return;
     };
@@ -209,7 +208,7 @@ fn start(home: &Arc<LimiterContext>, holds: &Holds) {
         return;
     };
     let clerk = Clerk {
-        home: Arc::downgrade(home),
+        context: Arc::downgrade(context),
         number,
     };
     // Spawned without the lock of `inner`: a runtime that is shutting down drops the task at once,
@@ -220,7 +219,7 @@ fn start(home: &Arc<LimiterContext>, holds: &Holds) {
 
 /// The running task. When it is dropped, finished or with its runtime, another may be started.
 struct Clerk {
-    home: Weak<LimiterContext>,
+    context: Weak<LimiterContext>,
     number: u64,
 }
 
@@ -239,33 +238,35 @@ impl Clerk {
 
     /// Returns how long it takes until the next permit expires; `None` if the task must end.
     fn wait(&self) -> Option<Duration> {
-        let home = self.home.upgrade()?;
-        let next = home.holds()?.next(self.number)?;
-        Some(Duration::from_nanos(next.saturating_sub(home.now())))
+        let context = self.context.upgrade()?;
+        let next = context.holds()?.next(self.number)?;
+        Some(Duration::from_nanos(next.saturating_sub(context.now())))
     }
 
     fn expire(&self) -> bool {
-        let Some(home) = self.home.upgrade() else {
+        let Some(context) = self.context.upgrade() else {
             return false;
         };
-        home.holds().is_some_and(|holds| holds.expire(home.now()))
+        context
+            .holds()
+            .is_some_and(|holds| holds.expire(context.now()))
     }
 
     /// Turns the task off, since the runtime has no time driver: a new task on it would fail, too.
     fn give_up(&self) {
-        if let Some(home) = self.home.upgrade() {
-            if let Some(holds) = home.holds() {
+        if let Some(context) = self.context.upgrade() {
+            if let Some(holds) = context.holds() {
                 holds.end(self.number, Task::Off);
             }
-            home.tell(&AnonymousKey, Event::MaxHoldStopped);
+            context.report(TenantRef::none(), Event::MaxHoldStopped);
         }
     }
 }
 
 impl Drop for Clerk {
     fn drop(&mut self) {
-        if let Some(home) = self.home.upgrade() {
-            if let Some(holds) = home.holds() {
+        if let Some(context) = self.context.upgrade() {
+            if let Some(holds) = context.holds() {
                 holds.end(self.number, Task::Stopped);
             }
         }

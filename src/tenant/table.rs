@@ -32,7 +32,10 @@ use hashbrown::HashTable;
 use crate::{
     observe::Event,
     tenant::entry::{Entry, Node, Tracked},
-    util::sync::{Arc, AtomicUsize, Ordering, RwLock, into_inner, read, write},
+    util::{
+        rows::{self, Row, has_key},
+        sync::{Arc, AtomicUsize, Ordering, RwLock, into_inner, read, write},
+    },
 };
 
 /// The number of shards. At a million tenants a shard has 4 000 entries, and a sweep of it takes a
@@ -45,9 +48,6 @@ const SHARDS: usize = 1;
 /// The maximum number of entries that are searched for an idle one when a new tenant finds the
 /// table full.
 const PROBES: usize = 1024;
-
-/// A shard with at most this capacity is not worth shrinking.
-const KEPT_CAPACITY: usize = 64;
 
 type Entries<K> = HashTable<Arc<Tracked<K>>>;
 
@@ -118,7 +118,7 @@ impl<K> Table<K> {
     {
         let shard = self.shard(hash);
         let entries = read(shard);
-        Look::new(shard, find(&entries, hash, tenant))
+        Look::new(shard, entries.find(hash, has_key(hash, tenant)))
     }
 
     /// Returns the entry of a tenant, or `None` if it is not tracked, or the error that `rejection`
@@ -135,7 +135,7 @@ impl<K> Table<K> {
         Q: Eq + ?Sized,
     {
         let entries = read(self.shard(hash));
-        let Some(tracked) = find(&entries, hash, tenant) else {
+        let Some(tracked) = entries.find(hash, has_key(hash, tenant)) else {
             return Ok(None);
         };
         match rejection(&tracked.entry) {
@@ -144,41 +144,40 @@ impl<K> Table<K> {
         }
     }
 
-    /// Adds a tenant unless it is tracked, or `still` returns false under the lock of its shard.
+    /// Adds a tenant unless it is tracked, or `is_current` returns false under the lock of its
+    /// shard.
     ///
     /// If the table is full, evicts one idle tenant and tries again.
-    pub(crate) fn add(&self, new: &Arc<Tracked<K>>, still: impl Fn() -> bool) -> Added<K>
+    pub(crate) fn add(&self, new: &Arc<Tracked<K>>, is_current: impl Fn() -> bool) -> Added<K>
     where
         K: Eq + 'static,
     {
         let mut probes = PROBES;
         loop {
-            match self.try_add(new, &still) {
+            match self.try_add(new, &is_current) {
                 Added::Full if self.evict_one(&mut probes) => {}
                 added => return added,
             }
         }
     }
 
-    fn try_add(&self, new: &Arc<Tracked<K>>, still: impl Fn() -> bool) -> Added<K>
+    fn try_add(&self, new: &Arc<Tracked<K>>, is_current: impl Fn() -> bool) -> Added<K>
     where
         K: Eq,
     {
-        let mut entries = write(self.shard(new.hash));
-        let known = new
-            .tenant
-            .key()
-            .and_then(|key| find(&entries, new.hash, key));
+        let mut entries = write(self.shard(new.payload.hash));
+        let hash = new.payload.hash;
+        let known = Tracked::key(new).and_then(|key| entries.find(hash, has_key(hash, key)));
         if let Some(tracked) = known {
             return Added::Tracked(Arc::clone(tracked));
         }
-        if !still() {
+        if !is_current() {
             return Added::Stale;
         }
         if !self.count_one_more() {
             return Added::Full;
         }
-        entries.insert_unique(new.hash, Arc::clone(new), |tracked| tracked.hash);
+        rows::insert(&mut entries, Arc::clone(new));
         Added::Tracked(Arc::clone(new))
     }
 
@@ -241,7 +240,7 @@ impl<K> Table<K> {
         // Pairs with the load in `len`: seen late, it costs one sweep of an empty table.
         self.len.fetch_sub(1, Ordering::SeqCst);
         drop(entries);
-        evicted.tell(Event::Evicted);
+        evicted.report(Event::Evicted);
         true
     }
 
@@ -264,7 +263,7 @@ impl<K> Table<K> {
         // Dropped after the lock is released, since the drop of a key is user code.
         let expired = self.evict_expired(&mut write(shard), now, ttl);
         for tracked in &expired {
-            tracked.tell(Event::Evicted);
+            tracked.report(Event::Evicted);
         }
         let evicted = expired.len();
         Swept { looked_at, evicted }
@@ -282,9 +281,7 @@ impl<K> Table<K> {
         let evicted: Vec<_> = entries.extract_if(expired).collect();
         // Pairs with the load in `len`, as in `evict_at`.
         self.len.fetch_sub(evicted.len(), Ordering::SeqCst);
-        if entries.capacity() > KEPT_CAPACITY.max(2 * entries.len()) {
-            entries.shrink_to(entries.len(), |tracked| tracked.hash);
-        }
+        rows::shrink(entries, 2);
         evicted
     }
 
@@ -293,11 +290,12 @@ impl<K> Table<K> {
         SHARDS
     }
 
-    /// Returns a [`Look`] at each shard in turn, with all entries of the shard.
-    pub(crate) fn entries(&self) -> impl Iterator<Item = Look<'_, K>> {
-        self.shards
-            .iter()
-            .map(|shard| Look::new(&shard.0, &*read(&shard.0)))
+    /// Calls `f` for each entry, one shard after the other, without holding a lock.
+    pub(crate) fn for_each(&self, mut f: impl FnMut(&Tracked<K>)) {
+        for Shard(shard) in &self.shards {
+            let entries = Look::new(shard, &*read(shard));
+            entries.iter().for_each(|tracked| f(tracked));
+        }
     }
 
     /// Returns a [`Look`] at one entry of a shard that is `wanted`; empty if there is none.
@@ -329,7 +327,7 @@ impl<'t, K> Look<'t, K> {
         K: 'e,
     {
         let look = |tracked: &Arc<Tracked<K>>| {
-            tracked.looks.fetch_add(1, Ordering::Relaxed);
+            tracked.payload.looks.fetch_add(1, Ordering::Relaxed);
             Arc::clone(tracked)
         };
         let entries = entries.into_iter().map(look).collect();
@@ -348,7 +346,7 @@ impl<K> Deref for Look<'_, K> {
 impl<K> Drop for Look<'_, K> {
     fn drop(&mut self) {
         let let_go = |tracked: Arc<Tracked<K>>| {
-            tracked.looks.fetch_sub(1, Ordering::Relaxed);
+            tracked.payload.looks.fetch_sub(1, Ordering::Relaxed);
             into_inner(tracked)
         };
         // `looks` and the strong count change under the lock, so that `is_unused`, which holds it
@@ -372,15 +370,18 @@ fn hasher() -> RandomState {
     RandomState::new()
 }
 
-fn find<'t, K, Q>(entries: &'t Entries<K>, hash: u64, tenant: &Q) -> Option<&'t Arc<Tracked<K>>>
-where
-    K: Borrow<Q>,
-    Q: Eq + ?Sized,
-{
-    entries.find(hash, |tracked| {
-        let same = |key: &K| key.borrow() == tenant;
-        tracked.hash == hash && tracked.tenant.key().is_some_and(same)
-    })
+impl<K> Row for Arc<Tracked<K>> {
+    type Key = K;
+
+    #[inline]
+    fn hash(&self) -> u64 {
+        self.payload.hash
+    }
+
+    #[inline]
+    fn key(&self) -> Option<&K> {
+        Tracked::key(self)
+    }
 }
 
 /// Returns whether no request holds the entry.
@@ -390,7 +391,7 @@ fn is_unused<K>(tracked: &mut Arc<Tracked<K>>) -> bool {
     if Arc::get_mut(tracked).is_some() {
         return true;
     }
-    let looks = tracked.looks.load(Ordering::Relaxed);
+    let looks = tracked.payload.looks.load(Ordering::Relaxed);
     let is_unused = looks > 0 && Arc::strong_count(tracked) == 1 + looks;
     // Pairs with the Release decrement in the drop of the last `Arc` of a request: what the request
     // wrote to the entry happens before its eviction. `strong_count` is a Relaxed load.

@@ -7,6 +7,10 @@ use crate::util::panic::catch_panic;
 #[derive(Debug)]
 pub(crate) struct Tenant<K>(Option<K>);
 
+/// A function that names tenants, for people to read.
+#[cfg(any(feature = "inspect", feature = "metrics", feature = "tracing"))]
+pub(crate) type Name<K> = dyn Fn(&K) -> String + Send + Sync;
+
 /// Marker key for requests without a tenant.
 #[derive(Debug)]
 pub(crate) struct AnonymousKey;

@@ -13,7 +13,8 @@ pub(crate) use loom::sync::{
     atomic::{AtomicBool, AtomicU64, AtomicUsize},
 };
 
-use std::sync::PoisonError;
+use std::sync::{self, LockResult, PoisonError};
+
 pub(crate) use std::sync::atomic::Ordering;
 
 // Poison is ignored: under these locks every step leaves the data consistent, and the only code of
@@ -30,15 +31,24 @@ pub(crate) fn into_inner<T>(arc: Arc<T>) -> Option<T> {
 
 /// Locks `mutex`, poisoned or not.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    unpoison(mutex.lock())
+}
+
+/// Locks a mutex that loom does not model, poisoned or not.
+pub(crate) fn lock_std<T>(mutex: &sync::Mutex<T>) -> sync::MutexGuard<'_, T> {
+    unpoison(mutex.lock())
 }
 
 /// Locks `lock` for reading, poisoned or not.
 pub(crate) fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
-    lock.read().unwrap_or_else(PoisonError::into_inner)
+    unpoison(lock.read())
 }
 
 /// Locks `lock` for writing, poisoned or not.
 pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
-    lock.write().unwrap_or_else(PoisonError::into_inner)
+    unpoison(lock.write())
+}
+
+fn unpoison<G>(result: LockResult<G>) -> G {
+    result.unwrap_or_else(PoisonError::into_inner)
 }

@@ -65,6 +65,7 @@ table! {
     Event = Event: Send Sync Unpin Clone Debug, not Copy;
     Evictor = Evictor: Send Sync Unpin Copy Debug;
     Exempt = Exempt<FromHeader, Predicate>: Send Sync Unpin Clone Debug;
+    Figures = Figures: Send Sync Unpin Copy Debug;
     FromExtension = FromExtension<Cell<u8>>: Send Sync Unpin Clone Debug;
     FromHeader = FromHeader: Send Sync Unpin Clone Debug;
     FromHost = FromHost: Send Sync Unpin Clone Debug;
@@ -93,6 +94,7 @@ table! {
     TenantLimiter = TenantLimiter<String>: Send Sync Unpin Clone Debug;
     TenantLimiterBuilder = TenantLimiterBuilder<String>: Send Sync Unpin Debug, not Clone;
     TenantSnapshot = TenantSnapshot<String>: Send Sync Unpin Clone Debug, not Copy;
+    Totals = Totals: Send Sync Unpin Copy Debug;
     TryBorrowed = TryBorrowed<fn(&String) -> Result<&str, NoTenant>, str>: Send Sync Unpin Clone Debug;
     UnknownName = UnknownName: Send Sync Unpin Copy Debug;
 }

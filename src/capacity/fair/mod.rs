@@ -150,6 +150,9 @@ impl<T> Scheduler<T> {
 
     /// Adds an owner whose tenants, members or not, have had `running` requests in flight since
     /// `since`.
+    ///
+    /// The pool gives all owners the weight 1. Owners are ranked by the code that ranks tenants,
+    /// and tested with weights, too.
     pub(crate) fn add_owner(&mut self, weight: u32, running: usize, since: u64) -> Id {
         let mut member = Member::new(weight, running, since);
         member.group = Some(self.groups.insert(Group::default()));

@@ -16,32 +16,32 @@ use crate::{
 #[derive(Default)]
 pub(super) struct FairShares {
     // One for each tenant, in the order of the snapshot; `None` if it is not active.
-    claims: Vec<Option<Claim>>,
+    parts: Vec<Option<Part>>,
     // By address, with the index into `groups`. The `Arc` keeps the address from being reused.
     owners: HashMap<usize, (Arc<Owner>, usize)>,
     // The total weight of the active tenants of each owner.
     groups: Vec<u64>,
     // The number of active owners, plus the total weight of the active tenants without an owner.
-    top: u64,
+    total: u64,
 }
 
-struct Claim {
+struct Part {
     weight: u32,
     group: Option<usize>,
 }
 
 impl FairShares {
     pub(super) fn add(&mut self, entry: &Entry, stats: Stats) {
-        let claim = self.claim(entry, stats);
-        self.claims.push(claim);
+        let part = self.part(entry, stats);
+        self.parts.push(part);
     }
 
     /// Adds the requests without a tenant, which take part but have no row in the snapshot.
     pub(super) fn add_anonymous(&mut self, entry: &Entry, stats: Stats) {
-        self.claim(entry, stats);
+        self.part(entry, stats);
     }
 
-    fn claim(&mut self, entry: &Entry, stats: Stats) -> Option<Claim> {
+    fn part(&mut self, entry: &Entry, stats: Stats) -> Option<Part> {
         let share = entry.share()?;
         if stats.in_flight + stats.waiting == 0 {
             return None;
@@ -50,9 +50,9 @@ impl FairShares {
         let group = share.owner().map(|owner| self.group(owner));
         match group {
             Some(group) => self.groups[group] += u64::from(weight),
-            None => self.top += u64::from(weight),
+            None => self.total += u64::from(weight),
         }
-        Some(Claim { weight, group })
+        Some(Part { weight, group })
     }
 
     fn group(&mut self, owner: &Arc<Owner>) -> usize {
@@ -60,7 +60,7 @@ impl FairShares {
         let next = self.groups.len();
         let (_, group) = self.owners.entry(address).or_insert_with(|| {
             self.groups.push(0);
-            self.top += 1;
+            self.total += 1;
             (Arc::clone(owner), next)
         });
         *group
@@ -68,18 +68,18 @@ impl FairShares {
 
     /// Divides `capacity` between `tenants`, and sets the `share` of each.
     pub(super) fn divide<K>(&self, capacity: usize, tenants: &mut [TenantSnapshot<K>]) {
-        for (tenant, claim) in tenants.iter_mut().zip(&self.claims) {
-            tenant.share = claim
+        for (tenant, part) in tenants.iter_mut().zip(&self.parts) {
+            tenant.figures.share = part
                 .as_ref()
-                .map(|claim| capacity as f64 * self.part(claim));
+                .map(|part| capacity as f64 * self.fraction(part));
         }
     }
 
-    fn part(&self, claim: &Claim) -> f64 {
-        let weight = f64::from(claim.weight);
-        let top = self.top as f64;
-        claim.group.map_or(weight / top, |group| {
-            weight / self.groups[group] as f64 / top
+    fn fraction(&self, part: &Part) -> f64 {
+        let weight = f64::from(part.weight);
+        let total = self.total as f64;
+        part.group.map_or(weight / total, |group| {
+            weight / self.groups[group] as f64 / total
         })
     }
 }

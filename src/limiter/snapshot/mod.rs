@@ -2,21 +2,37 @@
 
 mod fair_share;
 
-use std::{cmp::Reverse, time::Duration};
+use std::{cmp::Reverse, ops::Deref, time::Duration};
 
 use crate::{
     limiter::{TenantLimiter, snapshot::fair_share::FairShares, state::Shared, stats::Stats},
-    tenant::entry::{Counts, Entry, Tracked},
+    tenant::{
+        context::Counts,
+        entry::{Entry, Tracked},
+    },
     util::{name::names, sync::Ordering},
 };
 
 /// The figures of a limiter and its tenants, returned by [`TenantLimiter::snapshot`].
 ///
-/// With the feature `serde` it is `Serialize`; durations are numbers of seconds.
+/// It dereferences to its [`Totals`]. With the feature `serde` it is `Serialize`: the totals are
+/// fields of the same map as the tenants, and durations are numbers of seconds.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Snapshot<K> {
+    /// The figures that are not those of one tenant.
+    #[cfg_attr(feature = "serde", serde(flatten))]
+    pub totals: Totals,
+    /// The tracked tenants, in no particular order.
+    pub tenants: Vec<TenantSnapshot<K>>,
+}
+
+/// The figures of a limiter in a [`Snapshot`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Totals {
     /// How many requests are in flight: the sum over all tenants and requests without a tenant.
     pub in_flight: usize,
     /// How many requests are queued: the sum over all tenants and requests without a tenant.
@@ -46,17 +62,25 @@ pub struct Snapshot<K> {
     pub dry_run: bool,
     /// How many requests have been admitted that would have been rejected without the dry run.
     pub would_have_rejected: u64,
-    /// The tracked tenants, in no particular order.
-    pub tenants: Vec<TenantSnapshot<K>>,
 }
 
-/// The figures of one tenant in a [`Snapshot`].
+/// A tenant in a [`Snapshot`]. It dereferences to its [`Figures`].
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct TenantSnapshot<K> {
     /// The tenant.
     pub tenant: K,
+    /// Its figures.
+    #[cfg_attr(feature = "serde", serde(flatten))]
+    pub figures: Figures,
+}
+
+/// The figures of one tenant in a [`Snapshot`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Figures {
     /// How many of its requests may be in flight; 0 if it is paused.
     pub limit: usize,
     /// Whether the limit is in [dry run](TenantLimiter::set_dry_run) instead of enforced.
@@ -88,27 +112,27 @@ pub struct TenantSnapshot<K> {
     pub idle: Option<Duration>,
 }
 
-/// A figure of a [`TenantSnapshot`] to sort by.
+/// A figure of a tenant to sort by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SortBy {
-    /// By [`limit`](TenantSnapshot::limit).
+    /// By [`limit`](Figures::limit).
     Limit,
-    /// By [`in_flight`](TenantSnapshot::in_flight).
+    /// By [`in_flight`](Figures::in_flight).
     InFlight,
-    /// By [`waiting`](TenantSnapshot::waiting).
+    /// By [`waiting`](Figures::waiting).
     Waiting,
-    /// By [`oldest_wait`](TenantSnapshot::oldest_wait).
+    /// By [`oldest_wait`](Figures::oldest_wait).
     OldestWait,
-    /// By [`weight`](TenantSnapshot::weight).
+    /// By [`weight`](Figures::weight).
     Weight,
-    /// By [`share`](TenantSnapshot::share).
+    /// By [`share`](Figures::share).
     Share,
-    /// By [`admitted`](TenantSnapshot::admitted).
+    /// By [`admitted`](Figures::admitted).
     Admitted,
-    /// By [`rejected`](TenantSnapshot::rejected).
+    /// By [`rejected`](Figures::rejected).
     Rejected,
-    /// By [`idle`](TenantSnapshot::idle).
+    /// By [`idle`](Figures::idle).
     Idle,
 }
 
@@ -157,13 +181,13 @@ impl<K> TenantLimiter<K> {
         let capacity = self.capacity_stats();
         let mut sum = Sum::of(&self.shared);
         let mut tenants = Vec::with_capacity(self.tracked());
-        for entries in self.shared.table.entries() {
-            tenants.extend(entries.iter().filter_map(|tracked| sum.add(tracked)));
-        }
+        self.shared
+            .table
+            .for_each(|tracked| tenants.extend(sum.add(tracked)));
         if let Some(capacity) = capacity {
-            sum.claims.divide(capacity.limit, &mut tenants);
+            sum.shares.divide(capacity.limit, &mut tenants);
         }
-        Snapshot {
+        let totals = Totals {
             in_flight: sum.in_flight,
             waiting: sum.waiting,
             tracked: tenants.len(),
@@ -176,9 +200,9 @@ impl<K> TenantLimiter<K> {
             anonymous: sum.anonymous,
             closed: self.is_closed(),
             dry_run: self.shared.limits.overall().dry,
-            would_have_rejected: self.shared.home.would_reject.load(Ordering::Relaxed),
-            tenants,
-        }
+            would_have_rejected: self.shared.context.would_reject.load(Ordering::Relaxed),
+        };
+        Snapshot { totals, tenants }
     }
 }
 
@@ -190,48 +214,25 @@ impl<K> Snapshot<K> {
     pub fn top(&self, n: usize, column: SortBy) -> Vec<&TenantSnapshot<K>> {
         top_of(&self.tenants.iter().collect::<Vec<_>>(), n, column)
     }
+}
 
-    /// Returns the same totals with other tenants.
-    #[cfg(feature = "inspect")]
-    pub(crate) fn with_tenants<T>(&self, tenants: Vec<TenantSnapshot<T>>) -> Snapshot<T> {
-        Snapshot {
-            in_flight: self.in_flight,
-            waiting: self.waiting,
-            tracked: self.tracked,
-            capacity: self.capacity,
-            admitted: self.admitted,
-            rejected: self.rejected,
-            bypassed: self.bypassed,
-            exempted: self.exempted,
-            expired: self.expired,
-            anonymous: self.anonymous,
-            closed: self.closed,
-            dry_run: self.dry_run,
-            would_have_rejected: self.would_have_rejected,
-            tenants,
-        }
+impl<K> Deref for Snapshot<K> {
+    type Target = Totals;
+
+    fn deref(&self) -> &Totals {
+        &self.totals
     }
 }
 
-impl<K> TenantSnapshot<K> {
-    /// Returns the same figures under another key.
-    #[cfg(feature = "inspect")]
-    pub(crate) fn with_tenant<T>(&self, tenant: T) -> TenantSnapshot<T> {
-        TenantSnapshot {
-            tenant,
-            limit: self.limit,
-            dry_run: self.dry_run,
-            in_flight: self.in_flight,
-            waiting: self.waiting,
-            oldest_wait: self.oldest_wait,
-            weight: self.weight,
-            share: self.share,
-            admitted: self.admitted,
-            rejected: self.rejected,
-            idle: self.idle,
-        }
-    }
+impl<K> Deref for TenantSnapshot<K> {
+    type Target = Figures;
 
+    fn deref(&self) -> &Figures {
+        &self.figures
+    }
+}
+
+impl Figures {
     /// Returns the figure of `column` as a number that orders like it.
     fn rank(&self, column: SortBy) -> Option<u128> {
         let count = |count: usize| Some(count as u128);
@@ -275,7 +276,7 @@ struct Sum {
     admitted: Option<u64>,
     rejected: Option<u64>,
     anonymous: Stats,
-    claims: FairShares,
+    shares: FairShares,
 }
 
 impl Sum {
@@ -284,43 +285,43 @@ impl Sum {
         let counts = shared.counts.then_some(0);
         let limit = shared.limits.overall().anonymous;
         let mut sum = Self {
-            now: shared.home.now(),
+            now: shared.context.now(),
             in_flight: 0,
             waiting: 0,
             admitted: counts,
             rejected: counts,
             anonymous: Stats::unused(limit),
-            claims: FairShares::default(),
+            shares: FairShares::default(),
         };
         if let Some(anonymous) = shared.anonymous.get() {
             sum.anonymous = anonymous.entry.gate.word().into();
             sum.count(&anonymous.entry, sum.anonymous);
-            sum.claims.add_anonymous(&anonymous.entry, sum.anonymous);
+            sum.shares.add_anonymous(&anonymous.entry, sum.anonymous);
         }
         sum
     }
 
     fn add<K: Clone>(&mut self, tracked: &Tracked<K>) -> Option<TenantSnapshot<K>> {
-        let tenant = tracked.tenant.key()?.clone();
+        let tenant = tracked.key()?.clone();
         let entry = &tracked.entry;
         let word = entry.gate.word();
         let stats = Stats::from(word);
         let oldest = entry.gate.oldest().filter(|_| stats.waiting > 0);
         let (admitted, rejected) = self.count(entry, stats);
-        self.claims.add(entry, stats);
-        Some(TenantSnapshot {
-            tenant,
+        self.shares.add(entry, stats);
+        let figures = Figures {
             limit: stats.limit,
             dry_run: word.is_dry(),
             in_flight: stats.in_flight,
             waiting: stats.waiting,
-            oldest_wait: oldest.map(|since| entry.home.elapsed(since)),
+            oldest_wait: oldest.map(|since| entry.context.elapsed(since)),
             weight: entry.share().map(|share| share.weight() as usize),
             share: None,
             admitted,
             rejected,
             idle: entry.idle_for(self.now),
-        })
+        };
+        Some(TenantSnapshot { tenant, figures })
     }
 
     /// Adds the figures of an entry; returns how many of its requests were admitted and rejected.

@@ -69,7 +69,7 @@ pub struct Metrics {
 }
 
 /// A counter for each reason to reject.
-type Reasons = [Counter; RejectReason::ALL.len()];
+type Reasons = [(RejectReason, Counter); RejectReason::ALL.len()];
 
 impl Metrics {
     /// Creates the metrics of a limiter. `limiter` is the value of their label of that name.
@@ -81,7 +81,7 @@ impl Metrics {
         let limiter = limiter.into();
         let of = [limiter.as_str()];
         let reasons = |metric: Metric| {
-            RejectReason::ALL.map(|reason| metric.counter(&[&limiter, reason.as_str()]))
+            RejectReason::ALL.map(|reason| (reason, metric.counter(&[&limiter, reason.as_str()])))
         };
         Self {
             in_flight: Level::new(table::IN_FLIGHT.gauge(&of)),
@@ -177,7 +177,8 @@ impl fmt::Debug for Metrics {
 }
 
 fn count(reasons: &Reasons, rejected: Rejected) {
-    if let Some(counter) = reasons.get(rejected.reason() as usize) {
+    let mut counters = reasons.iter();
+    if let Some((_, counter)) = counters.find(|(reason, _)| *reason == rejected.reason()) {
         counter.increment(1);
     }
 }

@@ -3,12 +3,15 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
 };
 
 use metrics::Counter;
 
-use crate::observe::{Event, Observer, metrics::table};
+use crate::{
+    observe::{Event, Observer, metrics::table},
+    util::{key::Name, sync::lock_std},
+};
 
 /// The label value of all tenants without a label of their own.
 const OTHER: &str = "_other";
@@ -31,7 +34,7 @@ const OTHER: &str = "_other";
 /// The facade cannot remove a series. If the exporter supports an idle timeout, enable it.
 pub struct TenantMetrics<K> {
     limiter: String,
-    name: Box<dyn Fn(&K) -> String + Send + Sync>,
+    name: Box<Name<K>>,
     bound: usize,
     labelled: Mutex<HashMap<String, TenantCounters>>,
     other: TenantCounters,
@@ -94,7 +97,7 @@ impl<K> TenantMetrics<K> {
     }
 
     fn labelled(&self) -> MutexGuard<'_, HashMap<String, TenantCounters>> {
-        self.labelled.lock().unwrap_or_else(PoisonError::into_inner)
+        lock_std(&self.labelled)
     }
 }
 

@@ -6,17 +6,20 @@ mod tests;
 use std::{any::Any, fmt, ops::Deref, sync, task::Waker, time::Duration};
 
 use crate::{
-    capacity::pool::{Answer, Share, Ticket},
+    capacity::pool::{Share, Ticket},
     gate::{
-        Entered, Gate, Joined,
+        ALWAYS, Admitted, Gate, Joined,
         state::{GateState, Rule},
         waiter::Waiter,
     },
-    observe::Event,
+    observe::{Event, TenantRef},
     rejected::{RejectReason, Rejected},
-    tenant::{context::LimiterContext, holds},
+    tenant::{
+        context::{Counts, LimiterContext},
+        holds,
+    },
     util::{
-        key::Tenant,
+        key::{AnonymousKey, Tenant},
         retry_after::{Backoff, Hint},
         sync::{Arc, AtomicU64, AtomicUsize, Ordering},
     },
@@ -32,7 +35,7 @@ pub(crate) struct Entry {
     // release.
     idle_since: AtomicU64,
     rejections: Backoff,
-    pub(crate) home: sync::Arc<LimiterContext>,
+    pub(crate) context: sync::Arc<LimiterContext>,
 }
 
 /// The parts of an entry that depend on the settings of the limiter.
@@ -54,35 +57,27 @@ impl Optional {
     }
 }
 
-/// How many requests of the tenant have been admitted and rejected since it became tracked.
-#[derive(Debug, Default)]
-pub(crate) struct Counts {
-    pub(crate) admitted: AtomicU64,
-    pub(crate) rejected: AtomicU64,
-}
-
 impl Entry {
     /// Makes the entry of a tenant. Its limit is 0, so it is paused until a limit is set.
-    pub(crate) fn new(extra: Optional, home: sync::Arc<LimiterContext>) -> Self {
+    pub(crate) fn new(extra: Optional, context: sync::Arc<LimiterContext>) -> Self {
         let extra = (extra.share.is_some() || extra.counts.is_some()).then(|| Box::new(extra));
         Self {
-            gate: Gate::new(0, extra.is_some() || home.needs_slow_path()),
+            gate: Gate::new(extra.is_some() || context.needs_slow_path()),
             extra,
             idle_since: AtomicU64::new(0),
             rejections: Backoff::new(),
-            home,
+            context,
         }
     }
 
-    /// Makes a stand-in entry with its single slot taken. It backs an observed permit (see
-    /// [`Permit`](crate::limiter::permit::Permit)), whose release always takes the slow path.
-    pub(crate) fn of_one(home: sync::Arc<LimiterContext>) -> Self {
+    /// Makes a stand-in entry with its single slot taken; see [`Node`].
+    pub(crate) fn of_stand_in(context: sync::Arc<LimiterContext>) -> Self {
         Self {
-            gate: Gate::of_one(),
+            gate: Gate::of_stand_in(),
             extra: None,
             idle_since: AtomicU64::new(0),
             rejections: Backoff::new(),
-            home,
+            context,
         }
     }
 
@@ -98,31 +93,26 @@ impl Entry {
     pub(crate) fn mark_untracked(&mut self) {
         self.extra.get_or_insert_default().is_untracked = true;
         // The fast path fails at a limit of 0, so `pretend` gets to report the full table.
-        self.gate.change(GateState::without_limit, || true);
+        self.gate.change(GateState::without_limit, ALWAYS);
     }
 
     fn is_untracked(&self) -> bool {
         self.extra.as_ref().is_some_and(|extra| extra.is_untracked)
     }
 
-    /// Takes a slot if there is room. Returns `None` if there is none and the request may wait in a
-    /// queue of at most `places` requests.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Rejected`] if the request may not wait.
-    pub(crate) fn try_enter(&self, places: usize) -> Result<Option<Entered>, Rejected> {
-        if let Some(share) = self.share() {
-            return match share.try_enter(&self.gate, places) {
-                Answer::Entered(entered) => Ok(Some(entered)),
-                Answer::MayWait => Ok(None),
-                Answer::Rejected(word) => Err(self.reject_full(places, word)),
-            };
+    /// Takes a slot for a request that may queue, or returns the state in which there was none.
+    pub(crate) fn try_admit(&self) -> Result<Admitted, GateState> {
+        match self.share() {
+            Some(share) => share.try_admit(&self.gate),
+            None => self.gate.try_admit(),
         }
-        match self.gate.try_enter() {
-            Ok(entered) => Ok(Some(entered)),
-            Err(word) if word.rejects(places) => Err(self.reject_full(places, word)),
-            Err(_) => Ok(None),
+    }
+
+    /// Takes a slot for a request that may not queue, or returns the state in which it is rejected.
+    pub(crate) fn admit_or_reject(&self) -> Result<Admitted, GateState> {
+        match self.share() {
+            Some(share) => share.admit_or_reject(&self.gate),
+            None => self.gate.try_admit(),
         }
     }
 
@@ -130,8 +120,8 @@ impl Entry {
     /// with a queue of at most `places` requests; `None` if it would have been admitted.
     ///
     /// The requests in flight and queued above the limit count as the queue.
-    pub(crate) fn pretend(&self, places: usize, entered: Entered) -> Option<Event> {
-        let word = entered.word;
+    pub(crate) fn pretend(&self, places: usize, admitted: Admitted) -> Option<Event> {
+        let word = admitted.word;
         if !word.is_dry() {
             return None;
         }
@@ -141,11 +131,11 @@ impl Entry {
             Some(_) if word.limit() == 0 => RejectReason::Paused,
             Some(_) if places == 0 => RejectReason::AtLimit,
             Some(beyond) if beyond >= places => RejectReason::QueueFull,
-            None if !entered.beyond_capacity => return None,
+            None if !admitted.beyond_capacity => return None,
             None if places == 0 => RejectReason::AtCapacity,
             _ => return Some(Event::WouldQueue),
         };
-        let hint = self.rejections.hint(&self.home.clock);
+        let hint = self.rejections.hint(&self.context.clock);
         let rejected = told(reason, word).with_retry_after(hint.spread());
         Some(Event::WouldReject { rejected })
     }
@@ -165,13 +155,14 @@ impl Entry {
 
     #[cold]
     fn reject_unobserved(&self, places: usize, word: GateState) -> Option<Rejected> {
-        if self.home.has_observer() {
+        if self.context.has_observer() {
             return None;
         }
-        if let Some(counts) = self.counts() {
-            counts.rejected.fetch_add(1, Ordering::Relaxed);
-        }
-        Some(self.reject_full(places, word))
+        let rejected = self.reject_full(places, word);
+        let waited = None;
+        self.context
+            .count(self.counts(), &Event::Rejected { rejected, waited });
+        Some(rejected)
     }
 
     /// Rejects a request that found neither room nor one of `places` in the queue, for the reason
@@ -207,69 +198,86 @@ impl Entry {
         !self.gate.word().is_idle()
     }
 
-    /// Releases a slot. Returns false if [`release_slow`](Self::release_slow) must be called, since
-    /// a waiter, a drain or the shared capacity has to be notified.
+    /// Releases a slot: hands it to the next waiter, if any, and notifies the drains if the tenant
+    /// is idle.
     #[inline]
-    pub(crate) fn leave(&self) -> bool {
-        self.idle_since.store(0, Ordering::Relaxed);
-        self.gate.leave()
+    pub(crate) fn release(&self) {
+        self.release_and(|| {});
     }
 
-    /// Completes a release: grants the slot to the next waiter, if any.
-    #[cold]
-    pub(crate) fn release_slow(&self) {
-        match self.share() {
-            Some(share) => share.leave(&self.gate),
-            None => self.gate.serve(),
+    /// Releases a slot, and calls `report` between the two steps that may follow: after the next
+    /// waiter is granted the slot, and before a drain is notified.
+    ///
+    /// `report` is called if anything has to follow the release, so always if the entry has an
+    /// observer, a maximum hold time or counters, or is a stand-in.
+    #[inline]
+    pub(crate) fn release_and(&self, report: impl FnOnce()) {
+        self.idle_since.store(0, Ordering::Relaxed);
+        if !self.gate.release() {
+            self.follow_up(report);
         }
     }
 
-    /// Notifies the drains if a drain waits for this gate and the gate is idle.
+    #[cold]
+    fn follow_up(&self, report: impl FnOnce()) {
+        self.then_notify(|| {
+            match self.share() {
+                Some(share) => share.release(&self.gate),
+                None => self.gate.serve(),
+            }
+            report();
+        });
+    }
+
+    /// Runs `change`, which releases a slot or removes waiters, and then notifies the drains if one
+    /// waits for this tenant and it is idle.
     ///
     /// With a shared capacity a tenant may have queued requests and none in flight, so removing its
     /// last waiter must notify the drains, too.
-    pub(crate) fn notify_if_idle(&self) {
+    fn then_notify<R>(&self, change: impl FnOnce() -> R) -> R {
+        let result = change();
         if self.gate.disarm_drain() {
-            self.home.notify_idle();
+            self.context.notify_idle();
         }
+        result
     }
 
     /// Removes `waiter` from the queue. Returns false if its wait was decided already.
     pub(crate) fn abandon(&self, waiter: &Arc<Waiter>) -> bool {
-        let abandoned = match self.share() {
+        self.then_notify(|| match self.share() {
             Some(share) => share.abandon(&self.gate, waiter),
             None => self.gate.abandon(waiter),
-        };
-        self.notify_if_idle();
-        abandoned
+        })
     }
 
-    /// Changes the limit, if `still` returns true under the lock that every waiter takes.
+    /// Changes the limit, if `is_current` returns true under the lock that every waiter takes.
     ///
-    /// Returns false, and changes nothing, if `still` returns false. After the limit is lowered,
-    /// queued requests are admitted only once the tenant is below it. An enforced limit of 0
-    /// rejects all queued requests.
-    pub(crate) fn set_limit(&self, rule: impl Into<Rule>, still: impl FnOnce() -> bool) -> bool {
+    /// Returns false, and changes nothing, if `is_current` returns false. After the limit is
+    /// lowered, queued requests are admitted only once the tenant is below it. An enforced limit of
+    /// 0 rejects all queued requests.
+    pub(crate) fn set_limit(
+        &self,
+        rule: impl Into<Rule>,
+        is_current: impl FnOnce() -> bool,
+    ) -> bool {
         let rule = rule.into();
-        self.change(|word| word.with_rule(rule), still)
+        self.change(|word| word.with_rule(rule), is_current)
     }
 
     /// Changes whether the limit is in dry run, under the same condition. The limit stays the same.
-    pub(crate) fn set_dry(&self, dry: bool, still: impl FnOnce() -> bool) -> bool {
-        self.change(|word| word.with_dry(dry), still)
+    pub(crate) fn set_dry(&self, dry: bool, is_current: impl FnOnce() -> bool) -> bool {
+        self.change(|word| word.with_dry(dry), is_current)
     }
 
     fn change(
         &self,
         change: impl Fn(GateState) -> GateState,
-        still: impl FnOnce() -> bool,
+        is_current: impl FnOnce() -> bool,
     ) -> bool {
         if let Some(share) = self.share() {
-            let changed = share.change(&self.gate, change, still);
-            self.notify_if_idle();
-            return changed;
+            return self.then_notify(|| share.change(&self.gate, change, is_current));
         }
-        let Some(rejected) = self.gate.change(change, still) else {
+        let Some(rejected) = self.gate.change(change, is_current) else {
             return false;
         };
         rejected.wake();
@@ -279,11 +287,10 @@ impl Entry {
 
     /// Rejects all queued and all new requests.
     pub(crate) fn close(&self) {
-        match self.share() {
+        self.then_notify(|| match self.share() {
             Some(share) => share.close(&self.gate),
             None => self.gate.close().wake(),
-        }
-        self.notify_if_idle();
+        });
     }
 
     /// Rejects all new requests. Queued requests are still admitted.
@@ -293,7 +300,7 @@ impl Entry {
 
     /// Rejects a request for `reason`, unless `word` shows a stronger one.
     pub(crate) fn reject(&self, reason: RejectReason, word: GateState) -> Rejected {
-        holds::ensure(&self.home);
+        holds::ensure(&self.context);
         let reason = if word.is_closed() {
             RejectReason::Closed
         } else if word.is_paused() {
@@ -307,7 +314,7 @@ impl Entry {
     /// Counts a rejection for the tenant, or for the shared capacity if that is the reason; returns
     /// the larger of their hints.
     fn hint(&self, reason: RejectReason) -> Hint {
-        let clock = &self.home.clock;
+        let clock = &self.context.clock;
         match self.share().map(Share::rejections) {
             None => self.rejections.reject(clock),
             Some(all) if reason.is_of_capacity() => {
@@ -349,34 +356,85 @@ fn told(reason: RejectReason, word: GateState) -> Rejected {
 }
 
 /// The entry of a tenant in the table.
-pub(crate) type Tracked<K> = Node<Tenant<K>>;
+pub(crate) type Tracked<K> = Node<TrackedKey<K>>;
 
-/// An entry and its payload in one allocation: the key of a tenant, or the state of an observed
-/// permit.
+/// An entry and its payload in one allocation.
+///
+/// The payload of the entry of a tenant is its key. A permit is a [`TenantHandle`], one pointer to
+/// such a node, and its release is that of the entry: one subtraction and one test.
+///
+/// A permit that is observed, or has a maximum hold time, has a state of its own, such as the
+/// outcome of its request. That state is the payload of a *stand-in* node, and the permit is a
+/// handle to that node in place of the one of its tenant. So a permit is two words, which are
+/// passed in registers, whether it is observed or not. The entry of a stand-in belongs to no
+/// tenant and is in no table. Its single slot is taken and it needs the slow path, so its release
+/// has a follow-up, in which the permit finds the payload and releases the slot of the tenant.
 #[derive(Debug)]
 pub(crate) struct Node<T: ?Sized> {
-    pub(crate) hash: u64,
-    // How many references are those of a `Look`. Changed under the lock of the shard.
-    pub(crate) looks: AtomicUsize,
     pub(crate) entry: Entry,
-    pub(crate) tenant: T,
+    pub(crate) payload: T,
 }
 
-impl<T> Node<T> {
-    pub(crate) fn new(hash: u64, entry: Entry, tenant: T) -> Self {
-        Self {
-            hash,
-            looks: AtomicUsize::new(0),
-            entry,
-            tenant,
-        }
+/// What a [`Node`] has beside its entry.
+pub(crate) trait Payload: Any + Send + Sync {
+    /// Returns the tenant that events are reported of.
+    fn tenant(&self) -> TenantRef<'_> {
+        TenantRef::none()
+    }
+
+    /// Returns itself if the node is a stand-in.
+    fn stand_in(&self) -> Option<&dyn Any> {
+        None
     }
 }
 
-impl<T: 'static> Node<T> {
+/// The payload of a tenant in the table.
+#[derive(Debug)]
+pub(crate) struct TrackedKey<K> {
+    pub(crate) tenant: Tenant<K>,
+    pub(crate) hash: u64,
+    // How many references are those of a `Look`. Changed under the lock of the shard.
+    pub(crate) looks: AtomicUsize,
+}
+
+impl<K: Send + Sync + 'static> Payload for TrackedKey<K> {
+    fn tenant(&self) -> TenantRef<'_> {
+        TenantRef::of(&self.tenant)
+    }
+}
+
+/// The payload of the entry of all requests without a tenant.
+impl Payload for AnonymousKey {}
+
+impl<T> Node<T> {
+    pub(crate) fn new(entry: Entry, payload: T) -> Self {
+        Self { entry, payload }
+    }
+}
+
+impl<K> Tracked<K> {
+    pub(crate) fn of_tenant(tenant: Tenant<K>, hash: u64, entry: Entry) -> Self {
+        let looks = AtomicUsize::new(0);
+        let payload = TrackedKey {
+            tenant,
+            hash,
+            looks,
+        };
+        Self::new(entry, payload)
+    }
+
+    /// Returns the key of the tenant, which is `Some` until the drop.
+    #[inline]
+    pub(crate) fn key(&self) -> Option<&K> {
+        self.payload.tenant.key()
+    }
+}
+
+impl<K: 'static> Tracked<K> {
     /// Reports an event of the tenant itself to the observer.
-    pub(crate) fn tell(&self, event: Event) {
-        self.entry.home.tell(&self.tenant, event);
+    pub(crate) fn report(&self, event: Event) {
+        let tenant = TenantRef::of(&self.payload.tenant);
+        self.entry.context.report(tenant, event);
     }
 }
 
@@ -387,7 +445,7 @@ impl<T: 'static> Node<T> {
 pub(crate) struct TenantHandle(Erased);
 
 #[cfg(not(tenant_loom))]
-type Erased = Arc<Node<dyn Any + Send + Sync>>;
+type Erased = Arc<Node<dyn Payload>>;
 
 // loom's `Arc` does not coerce to an unsized type.
 #[cfg(tenant_loom)]
@@ -396,59 +454,43 @@ type Erased = sync::Arc<dyn Erase + Send + Sync>;
 #[cfg(tenant_loom)]
 trait Erase {
     fn entry(&self) -> &Entry;
-    fn tenant(&self) -> &dyn Any;
+    fn payload(&self) -> &dyn Payload;
 }
 
 impl TenantHandle {
     /// Takes a slot, or joins the queue of at most `places` requests, or is rejected.
     pub(crate) fn join(&self, places: usize, waker: &Waker) -> Joined {
-        holds::ensure(&self.home);
+        holds::ensure(&self.context);
         // A shared capacity reads the clock under its own lock.
         match self.share() {
             Some(share) => share.join(&self.gate, places, waker, self),
-            None => self.gate.join(places, waker, self.home.now()),
-        }
-    }
-
-    /// Releases a slot whose admission was not reported.
-    pub(crate) fn give_back(&self) {
-        if !self.leave() {
-            self.release_slow();
-            self.notify_if_idle();
+            None => self.gate.join(places, waker, self.context.now()),
         }
     }
 
     /// Reports what enforcement would have decided about an admitted request, in a dry run with a
     /// queue of at most `places` requests.
-    pub(crate) fn note_pretended(&self, places: usize, entered: Entered) {
-        if let Some(event) = self.pretend(places, entered) {
-            self.note(event);
+    pub(crate) fn note_pretended(&self, places: usize, admitted: Admitted) {
+        if let Some(event) = self.pretend(places, admitted) {
+            self.report(event);
         }
     }
 
     /// Counts an event of a request, and reports it to the observer.
-    pub(crate) fn note(&self, event: Event) {
-        if let Some(counts) = self.counts() {
-            counts.note(&event);
-        }
-        self.tell(event);
+    pub(crate) fn report(&self, event: Event) {
+        self.context
+            .report_counted(self.counts(), self.payload().tenant(), event);
+    }
+
+    /// Returns the payload of a stand-in, if it is a `T`.
+    pub(crate) fn stand_in<T: Any>(&self) -> Option<&T> {
+        self.payload().stand_in()?.downcast_ref()
     }
 
     /// Counts and reports a rejection, and returns it.
     pub(crate) fn report_rejected(&self, rejected: Rejected, waited: Option<Duration>) -> Rejected {
-        self.note(Event::Rejected { rejected, waited });
+        self.report(Event::Rejected { rejected, waited });
         rejected
-    }
-}
-
-impl Counts {
-    fn note(&self, event: &Event) {
-        let count = match event {
-            Event::Admitted { .. } => &self.admitted,
-            Event::Rejected { .. } => &self.rejected,
-            _ => return,
-        };
-        count.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -461,13 +503,13 @@ impl Ticket for TenantHandle {
         Entry::share(self)
     }
 
-    fn displaced(&self) {
-        self.notify_if_idle();
+    fn displaced(&self, waiter: &Waiter) {
+        self.then_notify(|| waiter.wake());
     }
 }
 
 #[cfg(not(tenant_loom))]
-impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for TenantHandle {
+impl<T: Payload> From<Arc<Node<T>>> for TenantHandle {
     #[inline]
     fn from(node: Arc<Node<T>>) -> Self {
         Self(node)
@@ -476,13 +518,8 @@ impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for TenantHandle {
 
 #[cfg(not(tenant_loom))]
 impl TenantHandle {
-    /// Returns the payload, if it is a `T`.
-    pub(crate) fn downcast<T: Any>(&self) -> Option<&T> {
-        self.0.tenant.downcast_ref()
-    }
-
-    fn tell(&self, event: Event) {
-        self.home.tell(&self.0.tenant, event);
+    fn payload(&self) -> &dyn Payload {
+        &self.0.payload
     }
 }
 
@@ -497,18 +534,18 @@ impl Deref for TenantHandle {
 }
 
 #[cfg(tenant_loom)]
-impl<T: Send + Sync + 'static> Erase for Arc<Node<T>> {
+impl<T: Payload> Erase for Arc<Node<T>> {
     fn entry(&self) -> &Entry {
         &self.entry
     }
 
-    fn tenant(&self) -> &dyn Any {
-        &self.tenant
+    fn payload(&self) -> &dyn Payload {
+        &self.payload
     }
 }
 
 #[cfg(tenant_loom)]
-impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for TenantHandle {
+impl<T: Payload> From<Arc<Node<T>>> for TenantHandle {
     fn from(node: Arc<Node<T>>) -> Self {
         Self(sync::Arc::new(node))
     }
@@ -516,12 +553,8 @@ impl<T: Send + Sync + 'static> From<Arc<Node<T>>> for TenantHandle {
 
 #[cfg(tenant_loom)]
 impl TenantHandle {
-    pub(crate) fn downcast<T: Any>(&self) -> Option<&T> {
-        self.0.tenant().downcast_ref()
-    }
-
-    fn tell(&self, event: Event) {
-        self.home.tell(self.0.tenant(), event);
+    fn payload(&self) -> &dyn Payload {
+        self.0.payload()
     }
 }
 

@@ -5,7 +5,7 @@ use std::{sync, task::Waker};
 use super::{Entry, Optional, TenantHandle, Tracked};
 use crate::{
     capacity::pool::{Pool, Share},
-    gate::Joined,
+    gate::{ALWAYS, Joined},
     tenant::context::LimiterContext,
     util::{clock::Clock, key::Tenant, sync::Arc},
 };
@@ -21,9 +21,9 @@ fn tenant(pool: &sync::Arc<Pool<TenantHandle>>, limit: usize) -> TenantHandle {
         ..Optional::default()
     };
     let entry = Entry::new(extra, sync::Arc::new(LimiterContext::new(None, None)));
-    entry.set_limit(limit, || true);
+    entry.set_limit(limit, ALWAYS);
     let tenant = Tenant::new(());
-    Arc::new(Tracked::new(0, entry, tenant)).into()
+    Arc::new(Tracked::of_tenant(tenant, 0, entry)).into()
 }
 
 fn join(tenant: &TenantHandle, places: usize) -> Joined {
@@ -38,7 +38,7 @@ fn assert_calm(pool: &Pool<TenantHandle>) {
 fn a_request_that_does_not_wait_begins_no_crowding() {
     let pool = pool(1, 0);
     let (a, b) = (tenant(&pool, 1), tenant(&pool, 1));
-    assert!(matches!(join(&a, 1), Joined::Entered(_)));
+    assert!(matches!(join(&a, 1), Joined::Admitted(_)));
     assert_calm(&pool);
     assert!(matches!(join(&a, 0), Joined::Rejected(_)));
     assert_calm(&pool);
@@ -50,18 +50,18 @@ fn a_request_that_does_not_wait_begins_no_crowding() {
 fn the_crowding_ends_with_the_last_wait_however_that_ends() {
     type Way = fn(&TenantHandle, &TenantHandle, Joined);
     let ways: [Way; 4] = [
-        |running, _, _| running.give_back(),
+        |running, _, _| running.release(),
         |_, waiting, joined| match joined {
             Joined::Waiting(waiter, _) => assert!(waiting.abandon(&waiter)),
             _ => panic!("it waits"),
         },
-        |_, waiting, _| assert!(waiting.set_limit(0, || true)),
+        |_, waiting, _| assert!(waiting.set_limit(0, ALWAYS)),
         |_, waiting, _| waiting.close(),
     ];
     for end in ways {
         let pool = pool(1, 1);
         let (running, waiting) = (tenant(&pool, 1), tenant(&pool, 1));
-        assert!(running.try_enter(0).is_ok_and(|entered| entered.is_some()));
+        assert!(running.admit_or_reject().is_ok());
         let joined = join(&waiting, 1);
         assert!(!pool.is_uncontended());
         end(&running, &waiting, joined);
