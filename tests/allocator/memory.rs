@@ -48,7 +48,7 @@ fn track(limiter: &TenantLimiter<u64>, tenants: std::ops::Range<u64>) {
 
 // ME1
 #[test]
-fn memory_comes_back_after_a_crowd_of_tenants() {
+fn memory_is_released_after_many_tenants() {
     let before = live();
     print("before", before);
     let limiter = TenantLimiter::<u64>::builder(4)
@@ -116,7 +116,7 @@ fn a_tracked_tenant_costs_128_bytes_and_its_key_at_most() {
 
 // ME1
 #[test]
-fn a_crowd_that_leaves_bit_by_bit_gives_its_memory_back_too() {
+fn tenants_that_end_bit_by_bit_release_their_memory_too() {
     let before = live();
     let limiter = TenantLimiter::<u64>::builder(1)
         .evictor(manual(Duration::ZERO))
@@ -172,7 +172,7 @@ fn made_up_tenants_take_no_more_memory_than_the_table_allows() {
 }
 
 #[test]
-fn an_owner_is_forgotten_with_the_last_of_its_tenants() {
+fn an_owner_is_evicted_with_the_last_of_its_tenants() {
     let before = live();
     let capacity = Capacity::new(8).owners(|tenant: &u64| tenant / 2);
     let limiter = TenantLimiter::<u64>::builder(4)
@@ -192,7 +192,7 @@ fn an_owner_is_forgotten_with_the_last_of_its_tenants() {
 }
 
 #[test]
-fn overrides_that_are_cleared_give_their_memory_back() {
+fn overrides_that_are_cleared_release_their_memory() {
     let limiter = TenantLimiter::<u64>::new(1);
     let before = live();
     for tenant in 0..50_000 {

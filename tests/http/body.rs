@@ -183,7 +183,7 @@ fn is_rejected(answer: &Answer) -> bool {
 
 // LT1
 #[test]
-fn a_slot_is_held_while_the_body_streams() {
+fn a_permit_is_held_while_the_body_streams() {
     let layer = layer(1);
     let service = layer.layer(Echo);
     let mut first = body_of(respond(
@@ -208,7 +208,7 @@ fn a_slot_is_held_while_the_body_streams() {
 
 // LT1
 #[test]
-fn the_slot_is_free_once_the_body_has_failed() {
+fn the_permit_is_released_once_the_body_has_failed() {
     let layer = layer(1);
     let service = layer.layer(Echo);
     let mut body = body_of(respond(
@@ -225,7 +225,7 @@ fn the_slot_is_free_once_the_body_has_failed() {
 
 // LT1
 #[test]
-fn the_slot_is_free_once_the_body_is_dropped_half_way() {
+fn the_permit_is_released_once_the_body_is_dropped_half_way() {
     let layer = layer(1);
     let service = layer.layer(Echo);
     let mut body = body_of(respond(
@@ -241,7 +241,7 @@ fn the_slot_is_free_once_the_body_is_dropped_half_way() {
 
 // LT1
 #[test]
-fn the_slot_is_free_once_a_response_is_dropped_unread() {
+fn the_permit_is_released_once_a_response_is_dropped_unread() {
     let layer = layer(1);
     let service = layer.layer(Echo);
     let answer = respond(&service, Script::of(&[Data("a")]));
@@ -252,7 +252,7 @@ fn the_slot_is_free_once_a_response_is_dropped_unread() {
 
 // LT1
 #[test]
-fn the_slot_is_free_once_the_future_is_dropped_before_the_head() {
+fn the_permit_is_released_once_the_future_is_dropped_before_the_head() {
     let inner = BusyService::new();
     let layer = layer(1);
     let service = layer.layer(service_fn(move |req| {
@@ -271,7 +271,7 @@ fn the_slot_is_free_once_the_future_is_dropped_before_the_head() {
 
 // LT1
 #[test]
-fn the_body_of_the_first_lets_the_next_in_when_it_ends() {
+fn the_end_of_the_first_body_admits_the_next_request() {
     let layer = layer(1).overflow(Overflow::queue(2).max_wait(std::time::Duration::MAX));
     let service = layer.layer(Echo);
     let mut first = body_of(respond(&service, Script::of(&[Data("a")])));
@@ -297,7 +297,7 @@ fn the_body_of_the_first_lets_the_next_in_when_it_ends() {
 
 // LT1
 #[test]
-fn a_client_holds_its_slot_to_the_end_of_the_body_too() {
+fn a_client_holds_its_permit_to_the_end_of_the_body_too() {
     let layer = client_layer(1);
     let service = layer.layer(Echo);
     let mut body = body_of(respond(&service, Script::of(&[Data("a")])));
@@ -388,7 +388,7 @@ fn frames_trailers_errors_and_hints_pass_unchanged() {
 
 // LT7
 #[test]
-fn the_body_of_a_rejection_tells_its_length_and_its_end() {
+fn the_body_of_a_rejection_knows_its_length_and_its_end() {
     let layer = layer(0);
     let service = layer.layer(Echo);
     let answer = respond(&service, Script::of(&[]));
@@ -428,7 +428,7 @@ fn a_body_made_for_a_rejection_by_the_user_passes_unchanged() {
 
 // LT12
 #[test]
-fn a_body_that_knows_its_end_frees_the_slot_with_its_last_frame() {
+fn a_body_that_knows_its_end_releases_the_permit_with_its_last_frame() {
     let layer = layer(1);
     let service = layer.layer(Echo);
     for steps in [&[Data("a"), Data("b")][..], &[Data("a"), Trailers]] {
@@ -447,7 +447,7 @@ fn a_body_that_knows_its_end_frees_the_slot_with_its_last_frame() {
 
 // LT12
 #[test]
-fn a_body_that_does_not_know_its_end_holds_the_slot_until_it_is_dropped() {
+fn a_body_of_unknown_length_holds_the_permit_until_it_is_dropped() {
     let layer = layer(1);
     let service = layer.layer(Echo);
     let mut body = body_of(respond(
@@ -465,7 +465,7 @@ fn a_body_that_does_not_know_its_end_holds_the_slot_until_it_is_dropped() {
 
 // LT12
 #[test]
-fn an_empty_body_frees_the_slot_with_the_head() {
+fn an_empty_body_releases_the_permit_with_the_head() {
     let layer = layer(1);
     let service = layer.layer(Echo);
     let body = body_of(respond(&service, Script::of(&[]).knowing_its_end()));

@@ -160,7 +160,7 @@ async fn the_receiver_never_sees_more_of_a_tenant_than_its_limit() {
 
 // CO2
 #[tokio::test]
-async fn all_that_wait_are_sent_and_never_too_many_at_once() {
+async fn all_waiting_requests_are_sent_and_never_too_many_at_once() {
     for version in VERSIONS {
         let (inner, layer) = (BusyService::new(), queueing(2, 8));
         let (addr, _) = receiver(&inner).await;
@@ -178,7 +178,7 @@ async fn all_that_wait_are_sent_and_never_too_many_at_once() {
 
 // LT1
 #[tokio::test]
-async fn a_response_that_is_not_read_keeps_its_slot() {
+async fn a_response_that_is_not_read_holds_its_permit() {
     for version in VERSIONS {
         let layer = shedding(1);
         let (addr, _) = receiver(&BusyService::quick()).await;
@@ -381,7 +381,7 @@ async fn a_receiver_that_is_gone_is_an_error_of_the_client() {
 
 // CO3
 #[tokio::test]
-async fn a_call_that_times_out_outside_gives_its_slot_back() {
+async fn a_call_that_times_out_outside_releases_its_permit() {
     for version in VERSIONS {
         let (inner, layer) = (BusyService::new(), shedding(1));
         let (addr, _) = receiver(&inner).await;

@@ -262,7 +262,7 @@ async fn a_client_that_hangs_up_half_way_has_cancelled() {
 }
 
 #[tokio::test]
-async fn with_the_slot_held_to_the_head_who_hangs_up_in_the_body_has_completed() {
+async fn with_hold_head_a_client_that_disconnects_in_the_body_has_completed() {
     let (layer, mut outcomes) = layered();
     let addr = serve(&layer.hold(Hold::Head)).await;
     for version in VERSIONS {

@@ -85,7 +85,7 @@ async fn open_and_reset(client: &mut http2::SendRequest<Body>) {
 }
 
 #[tokio::test]
-async fn a_flood_of_streams_that_are_opened_and_reset_leaks_no_slot_and_passes_no_limit() {
+async fn a_flood_of_streams_that_are_opened_and_reset_leaks_no_permit_and_exceeds_no_limit() {
     for overflow in [Overflow::reject(), Overflow::queue(4)] {
         let inner = BusyService::new();
         let layer = layer(2).overflow(overflow);

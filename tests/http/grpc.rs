@@ -272,7 +272,7 @@ async fn a_rejection_does_not_break_the_stream_of_a_client_that_goes_on_sending(
 
 // LT1
 #[tokio::test]
-async fn a_stream_keeps_its_slot_until_its_trailers() {
+async fn a_stream_holds_its_permit_until_its_trailers() {
     for (place, kind) in PLACES
         .into_iter()
         .flat_map(|place| [Kind::ServerStream, Kind::Bidi].map(|kind| (place, kind)))
@@ -305,7 +305,7 @@ async fn a_stream_keeps_its_slot_until_its_trailers() {
 
 // LT1
 #[tokio::test]
-async fn a_client_that_gives_up_gives_its_slot_back() {
+async fn a_client_that_cancels_releases_its_permit() {
     let (inner, layer) = (BusyService::new(), shedding(1));
     for place in PLACES {
         let client = serve(&inner, &layer, place).await;
@@ -336,7 +336,7 @@ async fn a_client_that_gives_up_gives_its_slot_back() {
 
 // LT1
 #[tokio::test]
-async fn the_next_in_line_enters_when_a_stream_ends() {
+async fn the_first_waiter_is_admitted_when_a_stream_ends() {
     let (inner, layer) = (BusyService::new(), shedding(2).overflow(queue(8)));
     let client = serve(&inner, &layer, Place::Server).await;
     let mut calls = JoinSet::new();
@@ -373,7 +373,7 @@ async fn answer(addr: SocketAddr, version: Version, req: Request<axum::body::Bod
 
 // CO3
 #[test]
-fn the_content_type_tells_which_answer_a_request_gets() {
+fn the_content_type_decides_which_response_a_request_gets() {
     let layer = shedding(1);
     let held = layer.limiter().try_acquire(&"T").unwrap();
     let never = service_fn(|_| ready(Ok::<Response<Body>, Infallible>(Response::default())));
@@ -439,7 +439,7 @@ fn a_response_of_ones_own_is_for_the_requests_of_other_kinds() {
 
 // CO3
 #[tokio::test]
-async fn a_server_of_both_answers_each_request_in_its_own_tongue() {
+async fn a_server_of_http_and_grpc_answers_each_request_in_its_protocol() {
     let (inner, layer) = (BusyService::quick(), shedding(1));
     let router = Routes::new(ScriptedService(inner.clone()))
         .into_axum_router()

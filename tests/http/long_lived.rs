@@ -105,7 +105,7 @@ fn job_route(jobs: &Jobs) -> Router {
 
 // LT9
 #[tokio::test]
-async fn without_a_handle_jobs_outlive_their_slots() {
+async fn without_a_handle_jobs_outlive_their_permits() {
     for version in VERSIONS {
         let (jobs, layer) = (Jobs::default(), plain(1));
         let addr = serve(job_route(&jobs).layer(layer.clone())).await;
@@ -123,7 +123,7 @@ async fn without_a_handle_jobs_outlive_their_slots() {
 
 // LT9
 #[tokio::test]
-async fn with_a_handle_a_job_keeps_its_slot_when_the_caller_has_given_up() {
+async fn with_a_handle_a_job_holds_its_permit_after_the_caller_has_gone() {
     for version in VERSIONS {
         let (jobs, layer) = (Jobs::default(), sharing(1));
         let addr = serve(job_route(&jobs).layer(layer.clone())).await;
@@ -163,7 +163,7 @@ async fn a_permit_taken_along_by_the_work_bounds_the_work() {
 }
 
 #[tokio::test]
-async fn the_next_in_line_enters_when_the_job_of_the_one_before_ends() {
+async fn the_first_waiter_is_admitted_when_the_job_ahead_ends() {
     let layer = sharing(1).overflow(Overflow::queue(1).max_wait(Duration::MAX));
     let jobs = Jobs::default();
     let addr = serve(job_route(&jobs).layer(layer.clone())).await;
@@ -211,7 +211,7 @@ where
 }
 
 #[test]
-fn a_slot_is_free_when_the_response_and_every_clone_of_the_handle_are_gone() {
+fn a_permit_is_released_with_the_response_and_the_last_clone_of_the_handle() {
     for last in 0..3 {
         let layer = sharing(1);
         let (response, permit) = admitted(|handler| layer.layer(handler), "/");
@@ -231,7 +231,7 @@ fn a_slot_is_free_when_the_response_and_every_clone_of_the_handle_are_gone() {
 }
 
 #[test]
-fn with_hold_head_only_a_handle_keeps_the_slot_of_a_body() {
+fn with_hold_head_only_a_handle_keeps_the_permit_of_a_body() {
     let layer = sharing(1).hold(Hold::Head);
     let (response, permit) = admitted(|handler| layer.layer(handler), "/");
     assert_eq!(layer.limiter().in_flight("T"), 1);
@@ -275,7 +275,7 @@ fn a_response_holds_no_handle() {
 }
 
 #[test]
-fn a_handle_is_for_those_who_ask_for_it_and_are_limited() {
+fn a_handle_is_only_for_limited_requests_of_a_layer_that_shares_permits() {
     let nobody = |_: &Request<Body>| None::<Tenant>;
     let exempt = sharing(1).exempt(|_: &Request<Body>| true);
     let bypass = TenantConcurrencyLayer::new(1, nobody)
@@ -300,7 +300,7 @@ fn a_handle_is_for_those_who_ask_for_it_and_are_limited() {
 }
 
 #[test]
-fn a_handle_below_two_layers_keeps_the_slots_of_both() {
+fn a_handle_below_two_layers_keeps_the_permits_of_both() {
     let (outer, inner) = (sharing(1), sharing(1));
     let in_flight = || [&outer, &inner].map(|layer| layer.limiter().in_flight("T"));
     let layers = |handler| outer.layer(inner.layer(handler));
@@ -331,7 +331,7 @@ fn a_handle_below_two_layers_keeps_the_slots_of_both() {
 }
 
 #[test]
-fn an_observer_is_told_how_the_request_ended_once_the_last_handle_is_gone() {
+fn an_observer_sees_the_outcome_once_the_last_handle_is_dropped() {
     for (answered, outcome) in [(true, Outcome::Completed), (false, Outcome::Cancelled)] {
         let outcomes = Arc::new(Mutex::new(Vec::new()));
         let told = Arc::clone(&outcomes);
@@ -478,7 +478,7 @@ async fn streams_and_other_requests_have_limiters_of_their_own_if_each_exempts_t
 
 // LT3
 #[tokio::test]
-async fn exempt_streams_leave_other_requests_alone() {
+async fn exempt_streams_do_not_limit_other_requests() {
     for version in VERSIONS {
         let layer = plain(1).exempt(is_stream);
         let (router, opened) = events();

@@ -266,7 +266,7 @@ async fn waiting_requests_are_all_served_in_turn() {
 
 // CO3
 #[tokio::test]
-async fn a_timeout_outside_is_a_408_and_gives_slot_and_place_back() {
+async fn a_timeout_outside_is_a_408_and_releases_permit_and_place() {
     for version in VERSIONS {
         let (inner, layer) = (BusyService::new(), queueing(1, 1));
         let router = routes(&inner).layer(layer.clone()).layer(timeout());
@@ -287,7 +287,7 @@ async fn a_timeout_outside_is_a_408_and_gives_slot_and_place_back() {
 
 // CO3
 #[tokio::test]
-async fn a_timeout_inside_does_not_count_the_wait_and_gives_the_slot_back() {
+async fn a_timeout_inside_does_not_count_the_wait_and_releases_the_permit() {
     for version in VERSIONS {
         let (inner, layer) = (BusyService::new(), queueing(1, 1));
         let router = routes(&inner).layer(timeout()).layer(layer.clone());
@@ -396,7 +396,7 @@ enum End {
 
 // LT1
 #[tokio::test]
-async fn a_streaming_body_keeps_the_slot_until_it_ends_fails_or_is_given_up() {
+async fn a_streaming_body_holds_the_permit_until_it_ends_fails_or_is_dropped() {
     for version in VERSIONS {
         let layer = shedding(1);
         let (router, mut opened) = events();
@@ -434,7 +434,7 @@ async fn a_streaming_body_keeps_the_slot_until_it_ends_fails_or_is_given_up() {
 
 // LT1
 #[tokio::test]
-async fn the_next_in_line_enters_when_the_body_ends() {
+async fn the_first_waiter_is_admitted_when_the_body_ends() {
     for version in VERSIONS {
         let layer = queueing(1, 1);
         let (router, mut opened) = events();
@@ -455,7 +455,7 @@ async fn the_next_in_line_enters_when_the_body_ends() {
 
 // LT1
 #[tokio::test]
-async fn with_hold_head_bodies_stream_without_a_slot() {
+async fn with_hold_head_bodies_stream_without_a_permit() {
     for version in VERSIONS {
         let layer = shedding(1).hold(Hold::Head);
         let (router, mut opened) = events();
@@ -892,7 +892,7 @@ async fn preflights_and_rejections_go_through_cors_outside_of_either_tower_http(
 
 // PN1
 #[tokio::test]
-async fn a_handler_that_panics_costs_no_slot() {
+async fn a_handler_that_panics_costs_no_permit() {
     async fn boom() -> Result<Tenant, Infallible> {
         panic!("boom")
     }
@@ -910,7 +910,7 @@ async fn a_handler_that_panics_costs_no_slot() {
 
 // LT1
 #[tokio::test]
-async fn a_client_that_hangs_up_gives_its_slot_or_its_place_back() {
+async fn a_client_that_disconnects_releases_its_permit_or_its_place() {
     for version in VERSIONS {
         let (inner, layer) = (BusyService::new(), queueing(1, 1));
         let addr = serve(routes(&inner).layer(layer.clone())).await;

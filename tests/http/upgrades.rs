@@ -192,7 +192,7 @@ enum End {
 }
 
 #[tokio::test]
-async fn a_socket_that_is_closed_or_cut_frees_its_slot() {
+async fn a_socket_that_is_closed_or_cut_releases_its_permit() {
     let layer = sharing(1);
     let (addr, _) = serve_sockets(&layer).await;
     for end in [End::Close, End::HangUp, End::Reset] {
@@ -216,7 +216,7 @@ async fn a_socket_that_is_closed_or_cut_frees_its_slot() {
 }
 
 #[tokio::test]
-async fn without_a_handle_the_slot_of_a_socket_ends_with_the_head() {
+async fn without_a_handle_the_permit_of_a_socket_is_released_with_the_head() {
     let layer = plain(1);
     let (addr, calls) = serve_sockets(&layer).await;
     let mut client = http2_client(addr).await;
@@ -282,7 +282,7 @@ fn flawed(flaw: Flaw, version: Version) -> (Request<Body>, StatusCode) {
 }
 
 #[tokio::test]
-async fn handshakes_that_fail_leave_nothing_behind() {
+async fn handshakes_that_fail_leave_no_trace() {
     use Flaw::{NoKey, NoUpgrade, OldVersion, OtherMethod, OtherProtocol};
     let layer = sharing(2);
     let (addr, calls) = serve_sockets(&layer).await;
@@ -308,7 +308,7 @@ async fn handshakes_that_fail_leave_nothing_behind() {
 }
 
 #[tokio::test]
-async fn clients_that_hang_up_in_a_handshake_leave_nothing_behind() {
+async fn clients_that_disconnect_in_a_handshake_leave_no_trace() {
     let layer = sharing(2);
     let (addr, _) = serve_sockets(&layer).await;
     let handshake = "GET /ws HTTP/1.1\r\nhost: localhost\r\nx-tenant-id: T\r\n\
@@ -378,7 +378,8 @@ async fn echo_bytes(upgraded: upgrade::Upgraded) {
 }
 
 #[tokio::test]
-async fn an_upgraded_connection_has_a_slot_for_as_long_as_its_task_keeps_handle_or_request() {
+async fn an_upgraded_connection_holds_a_permit_as_long_as_its_task_keeps_the_handle_or_the_request()
+{
     for keeps in [Keeps::Nothing, Keeps::Handle, Keeps::Request] {
         let layer = TenantConcurrencyLayer::new(1, tenant_header("x-tenant-id"))
             .http()

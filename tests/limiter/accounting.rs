@@ -26,7 +26,7 @@ static_assertions::assert_not_impl_any!(Permit: Clone, Copy);
 
 // PA1
 #[test]
-fn a_finished_and_dropped_request_gives_back_one_slot() {
+fn a_finished_and_dropped_request_releases_one_slot() {
     let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of);
     let service = layer.layer(inner.clone());
@@ -42,7 +42,7 @@ fn a_finished_and_dropped_request_gives_back_one_slot() {
 
 // PA1
 #[test]
-fn a_request_dropped_while_it_runs_gives_back_one_slot() {
+fn a_request_dropped_while_it_runs_releases_one_slot() {
     let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of);
     let mut request = call(&layer.layer(inner.clone()), "T");
@@ -54,7 +54,7 @@ fn a_request_dropped_while_it_runs_gives_back_one_slot() {
 
 // PA1
 #[test]
-fn a_request_dropped_before_its_first_poll_gives_back_one_slot() {
+fn a_request_dropped_before_its_first_poll_releases_one_slot() {
     let layer = TenantConcurrencyLayer::new(1, tenant_of);
     let request = call(&layer.layer(BusyService::new()), "T");
     assert_eq!(layer.limiter().in_flight(&"T"), 1);
@@ -64,7 +64,7 @@ fn a_request_dropped_before_its_first_poll_gives_back_one_slot() {
 
 // PA1
 #[test]
-fn a_dropped_permit_gives_back_one_slot() {
+fn a_dropped_permit_releases_one_slot() {
     let limiter = TenantLimiter::new(1);
     let permit = limiter.try_acquire(&"T").unwrap();
     assert!(limiter.try_acquire(&"T").is_err());
@@ -121,7 +121,7 @@ mod bodies {
 
     // PA1
     #[test]
-    fn a_body_polled_beyond_its_end_gives_back_one_slot() {
+    fn a_body_polled_beyond_its_end_releases_one_permit() {
         let (response, limiter) = response(false);
         let mut body = response.into_body();
         for _ in 0..3 {
@@ -140,7 +140,7 @@ mod bodies {
 
     // PA1
     #[test]
-    fn a_body_dropped_half_way_gives_back_one_slot() {
+    fn a_body_dropped_half_way_releases_one_permit() {
         let (response, limiter) = response(false);
         let mut body = response.into_body();
         assert!(next(&mut body).unwrap().is_ok());
@@ -151,7 +151,7 @@ mod bodies {
 
     // PA1
     #[test]
-    fn a_body_that_fails_gives_back_one_slot() {
+    fn a_body_that_fails_releases_one_permit() {
         let (response, limiter) = response(true);
         let mut body = response.into_body();
         assert!(next(&mut body).unwrap().is_ok());
@@ -164,7 +164,7 @@ mod bodies {
 
     // PA1
     #[test]
-    fn a_response_dropped_unread_gives_back_one_slot() {
+    fn a_response_dropped_unread_releases_one_permit() {
         let (response, limiter) = response(false);
         drop(response);
         assert_all_released(&limiter, "T", 1, 0);
@@ -238,7 +238,7 @@ async fn requests_that_race_for_the_last_slots_get_all_of_them_and_no_more() {
 
 // PA3
 #[test]
-fn threads_that_race_for_one_slot_are_never_in_it_together() {
+fn threads_that_race_for_one_slot_never_hold_it_together() {
     let limiter = TenantLimiter::<Tenant>::new(1);
     let inside = AtomicUsize::new(0);
     thread::scope(|scope| {
@@ -273,7 +273,7 @@ async fn tenants_that_race_each_get_their_own_slots() {
 
 // PA5
 #[test]
-fn a_waiter_does_not_enter_before_the_request_ahead_has_left() {
+fn a_waiter_is_not_admitted_before_the_request_ahead_has_ended() {
     let inner = BusyService::new();
     let queue = Overflow::queue(1).max_wait(Duration::MAX);
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue);
@@ -304,7 +304,7 @@ fn a_waiter_does_not_enter_before_the_request_ahead_has_left() {
 
 // PA5
 #[test]
-fn a_discarded_permit_is_a_warning_and_gives_its_slot_back_at_once() {
+fn a_discarded_permit_is_a_warning_and_is_released_at_once() {
     let limiter = TenantLimiter::new(1);
     #[expect(unused_must_use, reason = "the warning is what is tested")]
     {

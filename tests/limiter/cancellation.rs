@@ -43,7 +43,7 @@ async fn waiters_that_gave_up_are_granted_nothing() {
 
 // CA2
 #[test]
-fn a_granted_waiter_that_goes_away_hands_its_slot_to_the_next() {
+fn a_granted_waiter_that_is_dropped_passes_its_slot_to_the_next() {
     for by_another_thread in [false, true] {
         let inner = BusyService::new();
         let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(2));
@@ -73,7 +73,7 @@ fn a_granted_waiter_that_goes_away_hands_its_slot_to_the_next() {
 
 // CA2
 #[test]
-fn a_slot_passes_over_any_number_of_waiters_that_go_away() {
+fn a_slot_passes_over_any_number_of_dropped_waiters() {
     let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(64));
     let service = layer.layer(inner.clone());
@@ -97,7 +97,7 @@ fn a_slot_passes_over_any_number_of_waiters_that_go_away() {
 
 // CA3
 #[test]
-fn a_cancelled_waiter_gives_its_place_back_at_once() {
+fn a_cancelled_waiter_releases_its_place_at_once() {
     let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(1));
     let (limiter, service) = (layer.limiter(), layer.layer(inner.clone()));
@@ -123,7 +123,7 @@ fn a_cancelled_waiter_gives_its_place_back_at_once() {
 
 // CA3
 #[test]
-fn a_waiter_cancelled_in_the_middle_leaves_the_order_of_the_others() {
+fn a_waiter_cancelled_in_the_middle_does_not_change_the_order_of_the_others() {
     let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(5));
     let service = layer.layer(inner.clone());
@@ -150,7 +150,7 @@ fn a_waiter_cancelled_in_the_middle_leaves_the_order_of_the_others() {
 
 // CA3
 #[tokio::test(start_paused = true)]
-async fn a_timeout_further_out_gives_the_place_back() {
+async fn a_timeout_further_out_releases_the_place() {
     let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(1));
     let mut holder = call(&layer.layer(inner.clone()), "T");
@@ -171,7 +171,7 @@ async fn a_timeout_further_out_gives_the_place_back() {
 
 // CA3
 #[tokio::test]
-async fn an_aborted_task_gives_its_place_back() {
+async fn an_aborted_task_releases_its_place() {
     let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(1));
     let (limiter, service) = (layer.limiter(), layer.layer(inner.clone()));
@@ -216,7 +216,7 @@ async fn a_request_rejected_after_its_wait_never_runs() {
 
 // CA6
 #[test]
-fn a_request_dropped_in_the_line_never_runs() {
+fn a_request_dropped_in_the_queue_never_runs() {
     let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(1));
     let service = layer.layer(inner.clone());
@@ -233,7 +233,7 @@ fn a_request_dropped_in_the_line_never_runs() {
 
 // CA8
 #[test]
-fn a_grant_that_nobody_collects_counts_as_in_flight_until_it_is_dropped() {
+fn a_grant_that_is_not_collected_counts_as_in_flight_until_it_is_dropped() {
     let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(2));
     let (limiter, service) = (layer.limiter(), layer.layer(inner.clone()));
@@ -258,7 +258,7 @@ fn a_grant_that_nobody_collects_counts_as_in_flight_until_it_is_dropped() {
 
 // CA8
 #[tokio::test(start_paused = true)]
-async fn a_grant_is_kept_for_a_waiter_that_looks_late() {
+async fn a_grant_is_kept_for_a_waiter_that_is_polled_late() {
     let inner = BusyService::new();
     let overflow = Overflow::queue(2).max_wait(Duration::from_millis(50));
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(overflow);

@@ -72,7 +72,7 @@ fn a_tenant_may_borrow_all_that_is_idle_up_to_its_own_limit() {
 
 // QP7
 #[test]
-fn the_next_slot_goes_to_whoever_has_fewest() {
+fn the_next_slot_goes_to_the_tenant_with_the_fewest() {
     let limiter = limiter(8, 8);
     let mut flood: Vec<_> = (0..8).map(|_| admitted(&limiter, 1)).collect();
     let more: Vec<_> = (0..20).map(|_| waiting(&limiter, 1)).collect();
@@ -147,7 +147,7 @@ fn an_owner_of_many_tenants_gets_one_share() {
 }
 
 #[test]
-fn a_tenant_at_its_own_limit_lets_others_pass_to_the_capacity() {
+fn a_tenant_at_its_own_limit_keeps_no_other_from_the_capacity() {
     let limiter = limiter(1, 2);
     let first = admitted(&limiter, 1);
     let capped = waiting(&limiter, 1);
@@ -163,7 +163,7 @@ fn a_tenant_at_its_own_limit_lets_others_pass_to_the_capacity() {
 }
 
 #[test]
-fn a_full_queue_takes_the_newest_of_whoever_has_most_waiting() {
+fn a_full_queue_displaces_the_newest_waiter_of_the_tenant_with_most() {
     let limiter = limiter(8, Capacity::new(1).queue(3));
     let permit = admitted(&limiter, 1);
     let mut flood: Vec<_> = (0..3).map(|_| waiting(&limiter, 1)).collect();
@@ -182,7 +182,7 @@ fn a_full_queue_takes_the_newest_of_whoever_has_most_waiting() {
 }
 
 #[test]
-fn rejections_tell_the_tenants_limit_from_the_capacity() {
+fn rejections_distinguish_the_limit_of_the_tenant_from_the_capacity() {
     let limiter = limiter(1, 2);
     let shedding = limiter.clone().overflow(Overflow::reject());
     let first = admitted(&limiter, 1);
@@ -232,7 +232,7 @@ fn a_weight_set_for_one_tenant_outlives_its_eviction() {
 }
 
 #[test]
-fn a_waiter_that_goes_away_leaves_nothing_behind() {
+fn a_dropped_waiter_leaves_no_trace() {
     let limiter = limiter(8, 1);
     let permit = admitted(&limiter, 1);
     for _ in 0..100 {
@@ -249,7 +249,7 @@ fn a_waiter_that_goes_away_leaves_nothing_behind() {
 }
 
 #[test]
-fn closing_rejects_whoever_waits_for_the_capacity() {
+fn closing_rejects_the_waiters_for_the_capacity() {
     let limiter = limiter(8, 1);
     let permit = admitted(&limiter, 1);
     let mut waiter = waiting(&limiter, 2);
@@ -260,7 +260,7 @@ fn closing_rejects_whoever_waits_for_the_capacity() {
 }
 
 #[test]
-fn a_paused_tenant_leaves_its_place_to_others() {
+fn the_waiters_of_a_paused_tenant_make_room_for_others() {
     let limiter = limiter(8, 1);
     let permit = admitted(&limiter, 1);
     let mut paused = waiting(&limiter, 2);
@@ -286,7 +286,7 @@ async fn a_wait_for_the_capacity_ends_in_time() {
 
 // PA3
 #[test]
-fn a_crowd_never_exceeds_the_capacity_nor_a_limit() {
+fn many_requests_never_exceed_the_capacity_nor_a_limit() {
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
     let limiter = limiter(2, Capacity::new(3).owners(|tenant: &Tenant| tenant % 2));
@@ -355,7 +355,7 @@ fn a_drain_ends_when_the_last_that_waited_with_nothing_in_flight_goes_away() {
 }
 
 #[test]
-fn a_drain_is_told_when_the_last_that_waited_was_displaced() {
+fn a_drain_is_woken_when_the_last_waiter_was_displaced() {
     let limiter = limiter(8, Capacity::new(0).queue(2));
     limiter.set_weight(&3, 100);
     let mut displaced = [waiting(&limiter, 2), waiting(&limiter, 2)];
@@ -452,7 +452,7 @@ async fn of_equals_the_one_that_began_later_is_next() {
 }
 
 #[test]
-fn what_ran_before_anybody_waited_counts() {
+fn what_ran_before_the_first_wait_counts() {
     let limiter = limiter(8, Capacity::new(4).owners(|tenant: &Tenant| tenant / 100));
     // Of the tenants of one owner, and of two owners.
     for [busy, other] in [[100, 101], [100, 200]] {
@@ -484,7 +484,7 @@ fn a_weight_that_is_set_while_its_tenant_waits_counts_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn time_before_anybody_waited_does_not_count() {
+async fn time_before_the_first_wait_does_not_count() {
     let limiter = limiter(8, 7);
     limiter.set_weight(&1, 10);
     let before = admitted(&limiter, 2);
@@ -515,7 +515,7 @@ fn a_weight_beyond_all_bounds_is_the_largest() {
 }
 
 #[test]
-fn a_request_made_while_a_slot_is_handed_on_passes_nobody() {
+fn a_request_made_while_a_slot_is_granted_passes_no_waiter() {
     use std::{
         sync::{Arc, OnceLock},
         task::{Context, Wake},

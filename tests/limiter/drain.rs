@@ -44,7 +44,7 @@ fn both(limit: usize, queue: usize) -> [TenantLimiter<Tenant>; 2] {
 }
 
 #[test]
-fn closed_to_newcomers_serves_who_waits_and_rejects_who_comes() {
+fn closed_to_new_requests_serves_waiting_ones_and_rejects_new_ones() {
     for limiter in both(1, 4) {
         let held = limiter.try_acquire(&"T").unwrap();
         let mut waiting = [(); 2].map(|()| task::spawn(limiter.acquire(&"T")));
@@ -69,7 +69,7 @@ fn closed_to_newcomers_serves_who_waits_and_rejects_who_comes() {
 }
 
 #[test]
-fn closing_afterwards_rejects_who_was_to_be_served() {
+fn closing_afterwards_rejects_the_waiters_that_were_to_be_served() {
     for limiter in both(1, 4) {
         let held = limiter.try_acquire(&"T").unwrap();
         let mut waiting = task::spawn(limiter.acquire(&"T"));
@@ -84,7 +84,7 @@ fn closing_afterwards_rejects_who_was_to_be_served() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drain_ends_when_its_time_is_up_and_tells_what_is_left() {
+async fn a_drain_ends_when_its_time_is_up_and_returns_what_is_left() {
     for limiter in both(2, 4) {
         let held = [(); 2].map(|()| limiter.try_acquire(&"T").unwrap());
         let mut waiting = task::spawn(limiter.acquire(&"T"));
@@ -150,7 +150,7 @@ async fn a_drain_whose_time_is_up_when_nothing_is_left_has_ended_well() {
 }
 
 #[test]
-fn where_no_timer_can_run_a_drain_tells_what_is_left_at_once() {
+fn where_no_timer_can_run_a_drain_returns_what_is_left_at_once() {
     let limiter = limiter(1, 1);
     let held = limiter.try_acquire(&"T").unwrap();
     let left = assert_ready_err!(task::spawn(limiter.drain_for(Duration::MAX)).poll());
@@ -160,7 +160,7 @@ fn where_no_timer_can_run_a_drain_tells_what_is_left_at_once() {
 }
 
 #[test]
-fn nobody_slips_in_and_nobody_who_waits_is_lost_while_threads_race_with_the_closing() {
+fn no_request_is_admitted_late_and_no_waiter_is_lost_while_threads_race_with_close() {
     for limiter in both(2, 64) {
         run_with_timeout(move || {
             let limiter = Arc::new(limiter);

@@ -53,7 +53,7 @@ fn take(events: &Events) -> Vec<Option<RejectReason>> {
 }
 
 #[test]
-fn whoever_would_wait_or_be_rejected_enters_and_is_told() {
+fn a_request_that_would_wait_or_be_rejected_is_admitted_and_observed() {
     let (limiter, events) = limiter(2, 1);
     limiter.set_dry_run(true);
     let permits: Vec<_> = (0..5)
@@ -73,7 +73,7 @@ fn whoever_would_wait_or_be_rejected_enters_and_is_told() {
 }
 
 /// What becomes of the next request where the limits are meant, after `before` others.
-fn fate_of_next(limit: usize, queue: usize, before: usize) -> Option<Option<RejectReason>> {
+fn expected_of_next(limit: usize, queue: usize, before: usize) -> Option<Option<RejectReason>> {
     let limiter = TenantLimiter::<Tenant>::new(limit)
         .overflow(Overflow::queue(queue).max_wait(Duration::MAX));
     let mut requests: Vec<_> = (0..=before)
@@ -88,17 +88,17 @@ fn fate_of_next(limit: usize, queue: usize, before: usize) -> Option<Option<Reje
 }
 
 #[test]
-fn each_request_is_told_what_becomes_of_it_where_limits_are_meant() {
+fn each_event_of_a_dry_run_has_what_the_limit_would_have_done() {
     for (limit, queue) in [(0, 0), (0, 2), (1, 0), (1, 2), (2, 1), (3, 3)] {
         let (limiter, events) = limiter(limit, queue);
         limiter.set_dry_run(true);
         let mut permits = Vec::new();
         for before in 0..limit + queue + 3 {
             permits.push(assert_ready_ok!(task::spawn(limiter.acquire(&"T")).poll()));
-            let fate = fate_of_next(limit, queue, before);
+            let expected = expected_of_next(limit, queue, before);
             assert_eq!(
                 take(&events).pop(),
-                fate,
+                expected,
                 "{before} before, {limit} + {queue}"
             );
         }
@@ -137,7 +137,7 @@ fn no_kind_of_rejection_stands_in_the_way_but_that_of_a_closed_limiter() {
 }
 
 #[tokio::test]
-async fn requests_without_a_tenant_pass_and_are_told() {
+async fn requests_without_a_tenant_pass_and_are_observed() {
     let (builder, events) = builder(1, 0);
     let limiter = builder.anonymous_limit(0).build();
     for missing in [MissingTenant::Reject, MissingTenant::Share] {
@@ -157,7 +157,7 @@ async fn requests_without_a_tenant_pass_and_are_told() {
 }
 
 #[test]
-fn switching_it_on_lets_in_who_waits_and_switching_it_off_is_a_cut() {
+fn switching_a_dry_run_on_admits_the_waiters_and_switching_it_off_is_a_cut() {
     let plain = || TenantLimiter::<Tenant>::builder(2);
     for limiter in [
         plain(),
@@ -221,7 +221,7 @@ fn one_tenant_may_be_in_a_dry_run_or_out_of_it_by_itself() {
 }
 
 #[test]
-fn switching_it_on_and_off_under_load_leaves_the_figures_exact() {
+fn switching_a_dry_run_on_and_off_under_load_keeps_the_figures_exact() {
     let limits = || TenantLimiter::<u64>::builder(2).evictor(manual(Duration::ZERO));
     let owned = Capacity::new(3).owners(|tenant: &u64| tenant % 2);
     for limiter in [limits(), limits().capacity(3), limits().capacity(owned)] {
@@ -351,7 +351,7 @@ async fn the_dry_run_of_one_tenant_costs_the_others_none_of_the_capacity() {
 }
 
 #[test]
-fn a_dry_run_that_ends_asks_nothing_and_restores_the_limits_that_were_in_force() {
+fn a_dry_run_that_ends_calls_no_function_and_restores_the_limits_that_were_in_force() {
     let asked = Arc::new(AtomicBool::new(false));
     let limits = Arc::clone(&asked);
     let limiter = TenantLimiter::new(tower_tenant::Limits::from_fn(move |_: &Tenant| {
@@ -368,7 +368,7 @@ fn a_dry_run_that_ends_asks_nothing_and_restores_the_limits_that_were_in_force()
 }
 
 #[test]
-fn a_function_that_panics_while_settings_end_a_dry_run_leaves_the_tenant_limited() {
+fn a_function_that_panics_while_settings_end_a_dry_run_keeps_the_tenant_limited() {
     let panics = Arc::new(AtomicBool::new(false));
     let limits = Arc::clone(&panics);
     let limiter = TenantLimiter::new(tower_tenant::Limits::from_fn(move |_: &Tenant| {
@@ -404,7 +404,7 @@ fn a_request_is_counted_once_whatever_stands_against_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pretended_rejections_raise_no_hint() {
+async fn rejections_of_a_dry_run_raise_no_hint() {
     let limiter = TenantLimiter::<Tenant>::builder(1)
         .evictor(manual(Duration::MAX))
         .build();

@@ -288,7 +288,7 @@ fn a_key_may_use_the_limiter_while_it_is_dropped() {
 
 // EV12
 #[tokio::test(start_paused = true)]
-async fn tenants_are_forgotten_without_further_traffic() {
+async fn tenants_are_evicted_without_further_traffic() {
     let (ttl, period) = (60 * SECOND, 10 * SECOND);
     let limiter = TenantLimiter::<u64>::builder(1)
         .evictor(Evictor::after(ttl).every(period))
@@ -311,7 +311,7 @@ async fn tenants_are_forgotten_without_further_traffic() {
 
 // EV12
 #[test]
-fn without_a_task_two_sweeps_by_hand_forget_all() {
+fn without_a_task_two_sweeps_by_hand_evict_all() {
     let limiter = TenantLimiter::<u64>::builder(1)
         .evictor(manual(Duration::from_millis(5)))
         .build();
@@ -328,7 +328,7 @@ fn without_a_task_two_sweeps_by_hand_forget_all() {
 
 // EV12
 #[tokio::test(start_paused = true)]
-async fn an_endless_idle_time_forgets_nobody_and_none_forgets_at_each_sweep() {
+async fn an_endless_idle_time_evicts_no_tenant_and_one_of_zero_evicts_at_each_sweep() {
     let limiter = TenantLimiter::<u64>::builder(1)
         .evictor(Evictor::after(Duration::MAX))
         .build();
@@ -347,7 +347,7 @@ async fn an_endless_idle_time_forgets_nobody_and_none_forgets_at_each_sweep() {
 
 // EV12
 #[tokio::test(start_paused = true)]
-async fn a_new_evictor_takes_the_place_of_the_old_one() {
+async fn a_new_evictor_replaces_the_old_one() {
     let limiter = TenantLimiter::<u64>::builder(1)
         .evictor(Evictor::default())
         .build();

@@ -188,7 +188,7 @@ fn a_cut_takes_effect_as_requests_end_and_before_any_waiter_is_served() {
 }
 
 #[test]
-fn a_cut_takes_nothing_from_a_waiter_that_was_granted_a_slot_before() {
+fn a_cut_takes_no_slot_from_a_waiter_that_was_granted_one_before() {
     let limiter = TenantLimiter::new(2).overflow(queue(2));
     let permits = [(); 2].map(|()| limiter.try_acquire(&"T").unwrap());
     let mut granted = waiter(&limiter);
@@ -221,7 +221,7 @@ fn a_limit_beyond_the_largest_is_the_largest() {
 }
 
 #[test]
-fn pausing_a_tenant_rejects_those_who_wait_and_touches_nothing_in_flight() {
+fn pausing_a_tenant_rejects_its_waiters_and_none_in_flight() {
     let limiter = TenantLimiter::new(1).overflow(queue(2));
     let permit = limiter.try_acquire(&"T").unwrap();
     let mut line = [waiter(&limiter), waiter(&limiter)];
@@ -302,7 +302,7 @@ fn a_function_that_panics_harms_no_other_request() {
 }
 
 #[test]
-fn a_function_that_panics_for_one_tenant_leaves_the_others_their_new_limit() {
+fn a_function_that_panics_for_one_tenant_keeps_no_other_from_its_new_limit() {
     const TENANTS: [Tenant; 5] = ["T", "U", "bad", "A", "B"];
     let limiter = TenantLimiter::new(1);
     for tenant in TENANTS {
@@ -324,7 +324,7 @@ fn a_function_that_panics_for_one_tenant_leaves_the_others_their_new_limit() {
 }
 
 #[test]
-fn closing_rejects_all_who_wait_and_all_who_come() {
+fn closing_rejects_all_waiting_and_all_new_requests() {
     let inner = BusyService::new();
     let tenant_of = |tenant: &Tenant| (!tenant.is_empty()).then_some(*tenant);
     let layer = TenantConcurrencyLayer::new(1, tenant_of)
@@ -371,7 +371,7 @@ fn closing_rejects_all_who_wait_and_all_who_come() {
 }
 
 #[test]
-fn closing_leaves_a_slot_to_the_waiter_that_was_granted_it_before() {
+fn closing_takes_no_slot_from_a_waiter_that_was_granted_one_before() {
     let limiter = TenantLimiter::new(1).overflow(queue(2));
     let held = limiter.try_acquire(&"T").unwrap();
     let (mut granted, mut waiting) = (waiter(&limiter), waiter(&limiter));
@@ -397,7 +397,7 @@ fn a_tenant_that_comes_while_the_limiter_closes_is_rejected() {
 }
 
 #[test]
-fn nobody_is_admitted_by_a_limiter_that_closes_while_tenants_come() {
+fn no_request_is_admitted_by_a_limiter_that_closes_while_tenants_come() {
     for _ in 0..200 {
         let limiter = TenantLimiter::<Tenant>::new(1);
         let tenants = ["A", "B", "C", "D", "E", "F", "G", "H"];
@@ -453,7 +453,7 @@ fn draining_waits_for_requests_without_a_tenant_too() {
 }
 
 #[test]
-fn draining_an_open_limiter_waits_for_those_in_the_line_too() {
+fn draining_an_open_limiter_waits_for_queued_requests_too() {
     let limiter = TenantLimiter::new(1).overflow(queue(2));
     let held = limiter.try_acquire(&"T").unwrap();
     let (mut first, mut second) = (waiter(&limiter), waiter(&limiter));
@@ -562,7 +562,7 @@ fn odd_have_nothing() -> (TenantLimiter<u64>, Events) {
 
 // KE1
 #[tokio::test]
-async fn a_newcomer_that_may_have_nothing_is_rejected_and_leaves_nothing_behind() {
+async fn a_new_tenant_with_a_limit_of_zero_is_rejected_and_not_tracked() {
     let (limiter, events) = odd_have_nothing();
     let queueing = limiter.clone().overflow(Overflow::queue(4));
     for id in (1..2_000).step_by(2) {
@@ -590,7 +590,7 @@ async fn a_newcomer_that_may_have_nothing_is_rejected_and_leaves_nothing_behind(
 
 // KE1
 #[tokio::test(start_paused = true)]
-async fn newcomers_that_may_have_nothing_are_asked_to_stay_away_longer_while_they_go_on() {
+async fn new_tenants_with_a_limit_of_zero_get_longer_hints_while_they_keep_coming() {
     let (limiter, _) = odd_have_nothing();
     let mut hints = Vec::new();
     for id in 0..10_000 {
@@ -604,7 +604,7 @@ async fn newcomers_that_may_have_nothing_are_asked_to_stay_away_longer_while_the
 
 // KE1
 #[test]
-fn a_pause_leaves_a_tenant_tracked_or_untracked_as_it_was() {
+fn a_pause_does_not_change_whether_a_tenant_is_tracked() {
     let (limiter, events) = odd_have_nothing();
     let held = limiter.try_acquire(&2).unwrap();
     for id in [2, 4] {
@@ -631,7 +631,7 @@ fn a_pause_leaves_a_tenant_tracked_or_untracked_as_it_was() {
 
 // KE1
 #[test]
-fn a_newcomer_that_would_have_nothing_is_admitted_and_tracked_in_a_dry_run() {
+fn a_new_tenant_with_a_limit_of_zero_is_admitted_and_tracked_in_a_dry_run() {
     let (limiter, _) = odd_have_nothing();
     limiter.set_tenant_dry_run(&1, true);
     let held = limiter.try_acquire(&1).unwrap();
@@ -643,7 +643,7 @@ fn a_newcomer_that_would_have_nothing_is_admitted_and_tracked_in_a_dry_run() {
 }
 
 #[test]
-fn a_function_that_panics_when_it_is_replaced_leaves_the_new_limit_in_force() {
+fn a_function_that_panics_when_it_is_replaced_keeps_the_new_limit_in_force() {
     struct Panics;
     impl Drop for Panics {
         fn drop(&mut self) {

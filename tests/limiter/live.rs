@@ -72,7 +72,7 @@ fn settings<const N: usize>(
 }
 
 #[test]
-fn a_paused_tenant_is_rejected_and_so_are_those_who_wait() {
+fn a_paused_tenant_is_rejected_and_so_are_its_waiters() {
     let limiter = queueing(1);
     let running = limiter.try_acquire(&"T").unwrap();
     let mut waits = waiter(&limiter, "T");
@@ -275,7 +275,7 @@ fn a_capacity_for_a_limiter_without_one_is_rejected_and_nothing_changes() {
 }
 
 #[test]
-fn changes_of_limits_are_told() {
+fn changes_of_limits_are_observed() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&told);
     let observer = move |tenant: Option<&Tenant>, event| match event {
@@ -473,7 +473,7 @@ mod file {
     }
 
     #[test]
-    fn a_file_with_a_mistake_names_its_line_and_leaves_everything_as_it_was() {
+    fn a_file_with_a_mistake_names_its_line_and_changes_nothing() {
         let limiter = TenantLimiter::new(1);
         let good = "limit = 3\n[tenants]\nacme = { limit = 5 }\n";
         limiter.apply(load(good).unwrap()).unwrap();

@@ -292,22 +292,22 @@ fn pairs(part: usize) {
 }
 
 #[test]
-fn no_pair_of_changes_lets_more_in_than_any_settings_allow_part_1() {
+fn no_pair_of_changes_admits_more_than_any_settings_allow_part_1() {
     pairs(0);
 }
 
 #[test]
-fn no_pair_of_changes_lets_more_in_than_any_settings_allow_part_2() {
+fn no_pair_of_changes_admits_more_than_any_settings_allow_part_2() {
     pairs(1);
 }
 
 #[test]
-fn no_pair_of_changes_lets_more_in_than_any_settings_allow_part_3() {
+fn no_pair_of_changes_admits_more_than_any_settings_allow_part_3() {
     pairs(2);
 }
 
 #[test]
-fn no_pair_of_changes_lets_more_in_than_any_settings_allow_part_4() {
+fn no_pair_of_changes_admits_more_than_any_settings_allow_part_4() {
     pairs(3);
 }
 

@@ -118,7 +118,7 @@ fn is_expiry(error: &BoxError) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_slot_of_a_body_that_is_not_polled_is_given_back_when_its_time_is_up() {
+async fn the_permit_of_a_body_that_is_not_polled_is_released_when_its_time_is_up() {
     let (limiter, log) = observed(LONGEST.into());
     let service = layer(limiter.clone()).layer(service_fn(stall));
     let mut body = respond(&service);
@@ -197,7 +197,7 @@ async fn a_handler_goes_on_and_its_response_ends_from_its_head() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn with_the_slot_held_to_the_head_the_body_is_not_bounded() {
+async fn with_hold_head_the_body_is_not_bounded() {
     let (limiter, log) = observed(LONGEST.into());
     let service = layer(limiter).hold(Hold::Head).layer(service_fn(stall));
     let mut body = respond(&service);
@@ -220,7 +220,7 @@ async fn a_request_that_ends_in_time_has_not_expired() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_expired_slot_goes_to_the_first_waiter_of_the_tenant_and_of_the_capacity() {
+async fn an_expired_permit_goes_to_the_first_waiter_of_the_tenant_and_of_the_capacity() {
     let limiter = Limiter::builder(1)
         .capacity(1)
         .max_hold(LONGEST)
@@ -279,7 +279,7 @@ fn sharing(limiter: &Limiter) -> (ResponseBody<Body>, SharedPermit) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handle_keeps_a_slot_beyond_its_time_unless_handles_are_bounded_too() {
+async fn a_handle_keeps_a_permit_beyond_its_time_unless_handles_are_bounded_too() {
     let (limiter, log) = observed(LONGEST.into());
     let (mut body, handle) = sharing(&limiter);
     let clone = handle.clone();
@@ -303,7 +303,7 @@ async fn a_handle_keeps_a_slot_beyond_its_time_unless_handles_are_bounded_too() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slot_whose_handles_go_in_time_is_bounded_as_any_other() {
+async fn a_permit_whose_handles_are_dropped_in_time_is_bounded_like_any_other() {
     let (limiter, log) = observed(LONGEST.into());
     let (_body, handle) = sharing(&limiter);
     pass(LONGEST / 2).await;
@@ -314,7 +314,7 @@ async fn a_slot_whose_handles_go_in_time_is_bounded_as_any_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_may_give_its_slot_back_early() {
+async fn a_handler_may_release_its_permit_early() {
     for max in [None, Some(LONGEST)] {
         let limiter = match max {
             Some(max) => Limiter::builder(1).max_hold(max).build(),
@@ -357,7 +357,7 @@ async fn a_release_after_the_time_is_up_does_not_let_the_response_go_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_gives_the_slots_of_all_layers_back() {
+async fn a_release_releases_the_permits_of_all_layers() {
     let (outer, inner) = (Limiter::new(1), Limiter::new(1));
     let handler = service_fn(|mut req: Request<Body>| {
         req.extensions_mut()
@@ -462,7 +462,7 @@ fn a_runtime_that_has_ended_stops_nothing() {
 }
 
 #[test]
-fn without_a_time_driver_no_slot_is_taken_back_and_the_observer_is_told() {
+fn without_a_time_driver_no_permit_expires_and_the_observer_is_informed() {
     let (limiter, log) = observed(LONGEST.into());
     limiter.set_evictor(support::manual(LONGEST));
     let service = layer(limiter.clone()).layer(service_fn(stall));
@@ -498,7 +498,7 @@ impl std::task::Wake for Rude {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waker_and_an_observer_that_panic_keep_no_other_slot_from_being_taken_back() {
+async fn a_waker_and_an_observer_that_panic_keep_no_other_permit_from_expiring() {
     let observer = |_: Option<&Tenant>, event| {
         if let Event::Released { .. } = event {
             std::panic::resume_unwind(Box::new("told"));
@@ -524,7 +524,7 @@ async fn a_waker_and_an_observer_that_panic_keep_no_other_slot_from_being_taken_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drain_ends_with_the_time_of_the_last_slot() {
+async fn a_drain_ends_when_the_last_permit_expires() {
     let limiter = Limiter::builder(1).max_hold(LONGEST).build();
     let stuck = layer(limiter.clone()).layer(service_fn(|_: Request<Body>| {
         pending::<Result<Response<Body>, Infallible>>()
@@ -537,7 +537,7 @@ async fn a_drain_ends_with_the_time_of_the_last_slot() {
 }
 
 #[test]
-fn of_many_threads_each_slot_is_given_back_once() {
+fn each_permit_of_many_threads_is_released_once() {
     let runtime = runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_time()

@@ -71,7 +71,7 @@ fn a_tenant_that_waits_never_makes_room() {
 
 // KE1
 #[test]
-fn the_rejection_of_a_newcomer_tells_no_figures_of_others_and_when_to_come_back() {
+fn the_rejection_of_a_new_tenant_has_no_figures_of_others_and_a_time_to_retry() {
     let limiter = TenantLimiter::<u64>::builder(5).max_tenants(1).build();
     let held = hold(&limiter, 0..1);
     let rejected = limiter.try_acquire(&1).unwrap_err();
@@ -88,7 +88,7 @@ fn the_rejection_of_a_newcomer_tells_no_figures_of_others_and_when_to_come_back(
 
 // KE1
 #[test]
-fn room_for_nobody_rejects_everybody() {
+fn a_table_of_zero_tenants_rejects_every_request() {
     let limiter = TenantLimiter::<u64>::builder(1).max_tenants(0).build();
     assert_eq!(reason(&limiter, 7), Some(RejectReason::TableFull));
     assert_eq!(limiter.tracked(), 0);
@@ -99,7 +99,7 @@ fn room_for_nobody_rejects_everybody() {
 
 // KE1
 #[test]
-fn a_bound_below_what_is_tracked_forgets_nobody_and_admits_no_newcomer() {
+fn a_bound_below_what_is_tracked_evicts_no_tenant_and_admits_no_new_one() {
     let limiter = TenantLimiter::<u64>::new(1);
     let held = hold(&limiter, 0..10);
     limiter.set_max_tenants(5);
@@ -114,7 +114,7 @@ fn a_bound_below_what_is_tracked_forgets_nobody_and_admits_no_newcomer() {
 
 // PF1
 #[test]
-fn a_newcomer_to_a_table_in_use_looks_at_part_of_it_and_the_next_goes_on() {
+fn a_new_tenant_searches_part_of_a_table_in_use_and_the_next_one_continues() {
     const TENANTS: u64 = 10_000;
     const ROUNDS: usize = 50;
     // Twice around at most: once to where the last search ended, and once more.
@@ -220,7 +220,7 @@ fn quantile(sorted: &[Duration], share: f64) -> Duration {
 
 // PF1
 #[test]
-fn the_latency_of_requests_while_somebody_sweeps_is_printed() {
+fn the_latency_of_requests_during_a_sweep_is_printed() {
     const TENANTS: u64 = if cfg!(debug_assertions) {
         100_000
     } else {
@@ -263,7 +263,7 @@ fn the_latency_of_requests_while_somebody_sweeps_is_printed() {
 }
 
 #[test]
-fn no_request_evicts_a_whole_crowd() {
+fn no_request_evicts_many_tenants() {
     let limiter = TenantLimiter::<u64>::new(1);
     for id in 0..100_000 {
         drop(limiter.try_acquire(&id).unwrap());
@@ -274,7 +274,7 @@ fn no_request_evicts_a_whole_crowd() {
 }
 
 #[test]
-fn looking_at_a_limiter_rejects_no_newcomer() {
+fn a_snapshot_rejects_no_new_tenant() {
     let limiter = TenantLimiter::<u64>::builder(1).max_tenants(1).build();
     drop(hold(&limiter, 0..1));
     support::run_with_timeout(move || {

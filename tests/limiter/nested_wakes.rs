@@ -106,7 +106,7 @@ fn ended() -> Vec<usize> {
 }
 
 #[test]
-fn a_long_line_whose_wakers_poll_at_once_is_served_in_order_without_nesting_deeply() {
+fn a_long_queue_whose_wakers_poll_at_once_is_served_in_order_without_nesting_deeply() {
     on_a_thread(|| {
         let limiter = limiter(1);
         let held = limiter.try_acquire(&7).unwrap();
@@ -122,7 +122,7 @@ fn a_long_line_whose_wakers_poll_at_once_is_served_in_order_without_nesting_deep
 }
 
 #[test]
-fn a_long_line_for_a_shared_capacity_is_served_without_nesting_deeply() {
+fn a_long_queue_for_a_shared_capacity_is_served_without_nesting_deeply() {
     on_a_thread(|| {
         let limiter = builder(1).capacity(Capacity::new(1)).build();
         let held = limiter.try_acquire(&7).unwrap();
@@ -138,7 +138,7 @@ fn a_long_line_for_a_shared_capacity_is_served_without_nesting_deeply() {
 }
 
 #[test]
-fn all_that_are_rejected_at_once_are_told_without_nesting_deeply() {
+fn waiters_that_are_rejected_at_once_are_woken_without_nesting_deeply() {
     on_a_thread(|| {
         let limiter = limiter(1);
         let held = limiter.try_acquire(&7).unwrap();
@@ -183,7 +183,7 @@ fn wakers_that_panic_deep_inside_keep_no_other_waiting() {
 }
 
 #[test]
-fn drains_that_are_polled_at_once_are_told_without_nesting_deeply() {
+fn drains_that_are_polled_at_once_are_woken_without_nesting_deeply() {
     struct Drain {
         draining: Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>,
     }

@@ -60,7 +60,7 @@ fn waiters_enter_in_the_order_of_their_arrival_while_others_keep_coming() {
 
 // QP1
 #[test]
-fn a_newcomer_does_not_pass_a_waiter_that_was_granted_a_slot() {
+fn a_new_request_does_not_pass_a_waiter_that_was_granted_a_slot() {
     let limiter = TenantLimiter::new(2).overflow(queue(2));
     let first = limiter.try_acquire(&"T").unwrap();
     let second = limiter.try_acquire(&"T").unwrap();
@@ -135,7 +135,7 @@ async fn a_wait_without_a_bound_lasts_until_there_is_room() {
 
 // QP5
 #[test]
-fn a_request_arrives_in_the_line_at_its_first_poll() {
+fn a_request_joins_the_queue_at_its_first_poll() {
     let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(1));
     let (limiter, service) = (layer.limiter(), layer.layer(inner.clone()));
@@ -172,7 +172,7 @@ fn a_future_of_the_limiter_that_is_never_polled_leaves_no_trace() {
 
 // QP7
 #[test]
-fn a_long_line_of_one_tenant_keeps_no_other_waiting() {
+fn a_long_queue_of_one_tenant_delays_no_other() {
     const OTHERS: [Tenant; 9] = ["B", "C", "D", "E", "F", "G", "H", "I", "J"];
     let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(200));

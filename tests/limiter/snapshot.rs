@@ -58,7 +58,7 @@ fn share(limiter: &Limiter, tenant: &str) -> Option<f64> {
 }
 
 #[test]
-fn a_snapshot_tells_what_the_limiter_tells() {
+fn a_snapshot_has_the_figures_of_the_limiter() {
     let limiter = limiter(2);
     limiter.set_limit(&"b", 5);
     let permits = ["a", "a", "b", "c"].map(|tenant| limiter.try_acquire(&tenant).unwrap());
@@ -125,7 +125,7 @@ fn requests_that_name_no_tenant_are_in_the_totals_and_not_among_the_tenants() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_oldest_wait_is_that_of_the_first_in_line() {
+async fn the_oldest_wait_is_that_of_the_first_waiter() {
     for limiter in [limiter(1), builder(1).capacity(1).build()] {
         let permit = limiter.try_acquire(&"a").unwrap();
         assert_eq!(of(&limiter, "a").oldest_wait, None);
@@ -161,7 +161,7 @@ async fn idle_time_counts_from_the_sweep_that_found_the_tenant_idle() {
 }
 
 #[test]
-fn shares_divide_the_capacity_by_weight_between_those_who_are_active() {
+fn shares_divide_the_capacity_by_weight_between_active_tenants() {
     let weights = Capacity::new(12).weights(|tenant| if *tenant == "a" { 3 } else { 1 });
     let limiter = builder(20).capacity(weights).build();
     let a = limiter.try_acquire(&"a").unwrap();
@@ -220,7 +220,7 @@ fn admitted_and_rejected_are_counted_if_asked_for() {
 }
 
 #[test]
-fn a_snapshot_tells_what_is_only_pretended() {
+fn a_snapshot_says_which_limits_are_in_a_dry_run() {
     let limiter = builder(1).overflow(Overflow::reject()).build();
     let held = ["a", "b"].map(|tenant| limiter.try_acquire(&tenant).unwrap());
     let dry = |tenant| (limiter.snapshot().dry_run, of(&limiter, tenant).dry_run);

@@ -130,7 +130,7 @@ async fn moved_while_a_thread_works() -> Duration {
 
 // TM3
 #[tokio::test(start_paused = true)]
-async fn a_layer_that_tracks_nobody_does_not_move_a_paused_clock() {
+async fn a_layer_that_tracks_no_tenant_does_not_move_a_paused_clock() {
     let layer = TenantConcurrencyLayer::new(1, tenant_of);
     let _service = layer.layer(BusyService::quick());
     assert_eq!(moved_while_a_thread_works().await, Duration::ZERO);
@@ -155,7 +155,7 @@ async fn a_layer_whose_evictor_is_off_does_not_move_a_paused_clock() {
 
 // TM3
 #[tokio::test(start_paused = true)]
-async fn a_layer_moves_a_paused_clock_no_further_than_to_where_its_tenants_are_forgotten() {
+async fn a_layer_moves_a_paused_clock_no_further_than_to_the_eviction_of_its_tenants() {
     let layer = TenantConcurrencyLayer::new(1, tenant_of);
     assert_ready_ok!(call(&layer.layer(BusyService::quick()), "T").poll());
     let moved = moved_while_a_thread_works().await;

@@ -25,7 +25,7 @@ fn figures(limiter: &TenantLimiter<String>) -> (usize, usize) {
 
 // OB1
 #[tokio::test(start_paused = true)]
-async fn every_ending_brings_the_figures_back() {
+async fn every_outcome_restores_the_figures() {
     let layer = TenantConcurrencyLayer::new(1, header("x-tenant"))
         .overflow(Overflow::queue(1).max_wait(Duration::from_millis(10)))
         .http();
@@ -133,7 +133,7 @@ fn rejection(rejected: &Rejected) -> Rejection {
 
 // OB5
 #[tokio::test(start_paused = true)]
-async fn every_rejection_tells_its_reason_and_the_figures_behind_it() {
+async fn every_rejection_has_its_reason_and_the_figures_behind_it() {
     let limiter = TenantLimiter::<String>::builder(1).max_tenants(1).build();
     let shed = TenantConcurrencyLayer::with_limiter(limiter.clone(), header("x-tenant"));
     let queue = shed
@@ -206,7 +206,7 @@ async fn every_rejection_tells_its_reason_and_the_figures_behind_it() {
 
 // OB5
 #[tokio::test]
-async fn responses_tell_their_reason_and_never_the_tenant() {
+async fn responses_have_their_reason_and_never_the_tenant() {
     let layer = TenantConcurrencyLayer::new(0, header("x-tenant").max_len(4))
         .missing(MissingTenant::Share)
         .http();

@@ -149,7 +149,7 @@ fn assert_tells(json: &Value, limiter: &Limiter) {
 }
 
 #[tokio::test]
-async fn under_axum_and_plain_hyper_the_json_tells_what_the_limiter_tells() {
+async fn under_axum_and_plain_hyper_the_json_has_the_figures_of_the_limiter() {
     let limiter = limiter();
     limiter.set_limit("b", 1);
     let held = permits(&limiter, ["a", "a", "b", "c"]);
@@ -203,7 +203,7 @@ async fn what_it_does_not_have_is_not_found_and_what_it_does_not_do_is_not_allow
 }
 
 #[tokio::test]
-async fn an_answer_has_the_top_tenants_and_no_more_than_a_thousand() {
+async fn a_response_has_the_top_tenants_and_no_more_than_a_thousand() {
     let limiter = limiter();
     for n in 0..1_500 {
         drop(limiter.try_acquire(&format!("tenant {n:04}")).unwrap());
@@ -258,7 +258,7 @@ fn assert_hardened(headers: &HeaderMap, case: &str) {
 }
 
 #[tokio::test]
-async fn every_answer_keeps_other_sites_caches_and_frames_out() {
+async fn every_response_keeps_other_sites_caches_and_frames_out() {
     let view = view(&limiter());
     for path in [
         "/",
@@ -330,7 +330,7 @@ async fn hostile_ids_are_shown_as_they_are_and_can_be_changed() {
 }
 
 #[tokio::test]
-async fn names_of_a_megabyte_are_cut_and_told_apart_by_their_ids() {
+async fn names_of_a_megabyte_are_cut_and_distinguished_by_their_ids() {
     let limiter = limiter();
     let long = "é".repeat(1 << 20);
     let (one, two) = (format!("{long}1"), format!("{long}2"));
@@ -768,7 +768,7 @@ async fn status_of(view: &Inspect<Key>, req: Request<Body>) -> StatusCode {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_snapshot_is_shared_by_all_who_ask_within_a_moment_and_then_given_up() {
+async fn one_snapshot_serves_all_requests_of_a_moment_and_is_then_dropped() {
     let counted = Counted::default();
     let limiter = counted.limiter(1);
     let view = counted.view(&limiter);
@@ -796,7 +796,7 @@ async fn one_snapshot_is_shared_by_all_who_ask_within_a_moment_and_then_given_up
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_is_seen_by_the_next_who_asks() {
+async fn a_change_is_in_the_next_response() {
     let limiter = limiter();
     let held = permits(&limiter, ["a"]);
     let view = view(&limiter).writable();
@@ -810,7 +810,7 @@ async fn a_change_is_seen_by_the_next_who_asks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_that_are_dropped_cost_one_snapshot_and_keep_no_thread_from_others() {
+async fn requests_that_are_dropped_cost_few_snapshots_and_keep_no_thread_from_others() {
     const TENANTS: usize = 20_000;
     let counted = Counted::default();
     let limiter = counted.limiter(TENANTS);
@@ -871,7 +871,7 @@ async fn requests_that_wait_for_their_turn_are_served_one_at_a_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_is_the_answer_to_those_who_asked_and_the_next_request_works() {
+async fn a_name_that_panics_fails_the_request_for_it_and_not_the_next() {
     let counted = Counted::default();
     let limiter = counted.limiter(1);
     let named = Arc::new(AtomicBool::new(true));

@@ -156,7 +156,7 @@ async fn every_name_of_the_table_is_scraped_before_anything_happens() {
 
 // OB1
 #[tokio::test]
-async fn whatever_way_requests_end_gauges_go_back_and_sums_match() {
+async fn whatever_the_outcome_gauges_return_to_zero_and_sums_match() {
     let (recorder, addr) = exporter().await;
     let limiter = limiter::<Tenant>(&recorder, 1)
         .overflow(Overflow::queue(1).max_wait(Duration::from_millis(20)));
@@ -333,7 +333,7 @@ async fn each_reason_has_its_series() {
 
 // OB3
 #[test]
-fn no_label_names_a_tenant_unless_asked_and_then_a_bounded_number() {
+fn no_label_names_a_tenant_unless_configured_and_then_a_bounded_number() {
     let (recorder, handle) = recorder();
     let plain = limiter::<u64>(&recorder, 1);
     let flood = |limiter: &TenantLimiter<u64>, tenants: std::ops::Range<u64>| {
@@ -416,7 +416,7 @@ fn crowd(limiter: &TenantLimiter<u64>, tenant: u64) {
 
 // OB3
 #[test]
-fn a_rejection_that_leaves_its_tenant_untracked_takes_no_label() {
+fn a_rejection_of_an_untracked_tenant_takes_no_label() {
     let (limiter, rejected) = labelling(2);
     let reject = |tenants: std::ops::Range<u64>, reason| {
         for tenant in tenants {
@@ -447,7 +447,7 @@ fn a_rejection_that_leaves_its_tenant_untracked_takes_no_label() {
 
 // OB3
 #[test]
-fn labels_are_given_up_whatever_the_order_in_which_threads_track_reject_and_evict() {
+fn labels_are_released_whatever_the_order_in_which_threads_track_reject_and_evict() {
     run_with_timeout(|| {
         let (limiter, rejected) = labelling(3);
         std::thread::scope(|scope| {

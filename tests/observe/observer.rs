@@ -448,7 +448,7 @@ async fn check_all_endings<F, B>(
 
 // OB1
 #[tokio::test(start_paused = true)]
-async fn every_ending_is_told_once_with_rejections_as_errors() {
+async fn every_outcome_is_observed_once_with_rejections_as_errors() {
     let log = Log::new();
     for layer in layers(|| Box::new(log.clone())) {
         check_all_endings(layer, &log, false).await;
@@ -460,7 +460,7 @@ async fn every_ending_is_told_once_with_rejections_as_errors() {
 
 // OB1
 #[tokio::test(start_paused = true)]
-async fn every_ending_is_told_once_with_rejections_as_responses() {
+async fn every_outcome_is_observed_once_with_rejections_as_responses() {
     let log = Log::new();
     for layer in layers(|| Box::new(log.clone())) {
         check_all_endings(layer.http(), &log, true).await;
@@ -494,7 +494,7 @@ fn wait(limiter: &Limiter, tenant: Tenant) -> Waiting {
 
 // OB1
 #[tokio::test(start_paused = true)]
-async fn a_limiter_without_a_layer_tells_every_ending_too() {
+async fn a_limiter_without_a_layer_reports_every_outcome_too() {
     let log = Log::new();
     let limiter = builder(1, 2, &log).max_tenants(1).build();
     let done = Released(Outcome::Completed);
@@ -563,7 +563,7 @@ async fn a_limiter_without_a_layer_tells_every_ending_too() {
 
 // OB1
 #[tokio::test(start_paused = true)]
-async fn a_waiter_whose_place_another_tenant_takes_is_told_as_rejected() {
+async fn a_waiter_that_another_tenant_displaces_is_observed_as_rejected() {
     let log = Log::new();
     let limiter = builder(2, 4, &log)
         .capacity(Capacity::new(1).queue(2))
@@ -762,7 +762,7 @@ async fn holds_are_timed_only_if_asked_for() {
 
 // OB1
 #[test]
-fn a_tenant_is_named_and_who_names_none_is_not() {
+fn the_tenant_of_a_request_is_observed_if_it_has_one() {
     let log = Log::new();
     let nobody = |tenant: &Tenant| (*tenant != "nobody").then_some(*tenant);
     let of = |missing| {
@@ -872,7 +872,7 @@ impl Panics {
 
 // OB1
 #[tokio::test(start_paused = true)]
-async fn an_observer_that_panics_harms_nobody() {
+async fn an_observer_that_panics_harms_no_request() {
     let (log, panics) = (Log::new(), Panics::default());
     let pairs: [Pair; 2] = [
         |log, panics| Box::new((panics, log)),
@@ -956,7 +956,7 @@ fn an_observer_may_use_the_limiter() {
 }
 
 #[test]
-fn an_observer_may_use_the_limiter_while_a_waiter_loses_its_place() {
+fn an_observer_may_use_the_limiter_while_a_waiter_is_displaced() {
     run_with_timeout(|| {
         let slot = Arc::new(Mutex::new(None::<Limiter>));
         let uses = Arc::clone(&slot);
@@ -1030,7 +1030,7 @@ fn the_sums_of_many_threads_balance() {
 
 // OB1
 #[test]
-fn a_tenant_that_somebody_else_brings_meanwhile_is_told_once() {
+fn a_tenant_that_another_thread_tracks_meanwhile_is_observed_once() {
     let log = Log::new();
     let rival = Arc::new(Mutex::new(None::<Limiter>));
     let slot = Arc::clone(&rival);
@@ -1053,7 +1053,7 @@ fn a_tenant_that_somebody_else_brings_meanwhile_is_told_once() {
 }
 
 #[test]
-fn to_be_observed_by_nobody_is_not_to_be_observed() {
+fn a_unit_observer_is_replaced_by_the_next_one() {
     let log = Log::new();
     let limiter = TenantLimiter::<Tenant>::builder(1)
         .observer(())

@@ -65,7 +65,7 @@ fn builder(trace: Trace<String>) -> TenantLimiterBuilder<String> {
 
 // OB5
 #[test]
-fn a_rejection_is_told_at_debug_with_its_figures_and_without_its_tenant() {
+fn a_rejection_is_reported_at_debug_with_its_figures_and_without_its_tenant() {
     let lines = Lines::default();
     lines.of(Level::DEBUG, || {
         let limiter = limiter(Trace::new());
@@ -88,7 +88,7 @@ fn a_rejection_is_told_at_debug_with_its_figures_and_without_its_tenant() {
 }
 
 #[test]
-fn the_tenant_is_told_by_choice() {
+fn the_tenant_is_reported_by_choice() {
     let lines = Lines::default();
     lines.of(Level::TRACE, || {
         let limiter = limiter(Trace::new().tenant(|tenant: &String| format!("<{tenant}>")));
@@ -134,7 +134,7 @@ async fn a_wait_is_recorded_on_the_current_span() {
 
 // OB3
 #[test]
-fn a_flood_writes_no_line_at_the_usual_level() {
+fn a_flood_writes_no_event_at_the_usual_level() {
     let lines = Lines::default();
     lines.of(Level::INFO, || {
         let limiter = limiter(Trace::new());
@@ -168,7 +168,7 @@ fn an_evictor_that_cannot_run_is_a_warning() {
 }
 
 #[test]
-fn changes_of_limits_are_told_at_the_usual_level() {
+fn changes_of_limits_are_reported_at_the_usual_level() {
     let lines = Lines::default();
     lines.of(Level::INFO, || {
         let trace = Trace::new().tenant(|tenant: &String| tenant.clone());

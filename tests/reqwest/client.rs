@@ -144,7 +144,7 @@ enum Outcome {
 
 // LT1
 #[tokio::test]
-async fn a_body_keeps_the_slot_until_it_ends_fails_or_is_dropped() {
+async fn a_body_holds_the_permit_until_it_ends_fails_or_is_dropped() {
     for version in VERSIONS {
         for outcome in [Outcome::ReadToTheEnd, Outcome::Broken, Outcome::Dropped] {
             let (receiver, layer) = (Receiver::start(BusyService::new()).await, shedding(1));
@@ -195,7 +195,7 @@ async fn a_body_keeps_the_slot_until_it_ends_fails_or_is_dropped() {
 
 // CA3
 #[tokio::test]
-async fn a_call_that_is_dropped_before_the_head_gives_its_slot_or_its_place_back() {
+async fn a_call_that_is_dropped_before_the_head_releases_its_permit_or_its_place() {
     for version in VERSIONS {
         let (receiver, layer) = (Receiver::start(BusyService::new()).await, queueing(1, 1));
         let service = layer.layer(client(version));
@@ -213,7 +213,7 @@ async fn a_call_that_is_dropped_before_the_head_gives_its_slot_or_its_place_back
 
 // LT12
 #[tokio::test]
-async fn a_body_of_known_length_frees_the_slot_with_its_last_byte() {
+async fn a_body_of_known_length_releases_the_permit_with_its_last_byte() {
     for version in VERSIONS {
         let (receiver, layer) = (Receiver::start(BusyService::quick()).await, shedding(1));
         let service = layer.layer(client(version));
@@ -236,7 +236,7 @@ async fn a_body_of_known_length_frees_the_slot_with_its_last_byte() {
 
 // LT1
 #[tokio::test]
-async fn without_hold_body_the_slot_is_free_with_the_head() {
+async fn without_hold_body_the_permit_is_released_with_the_head() {
     let receiver = Receiver::start(BusyService::new()).await;
     let layer = TenantConcurrencyLayer::new(1, tenant_of as Extract);
     let service = layer.layer(client(Version::Http1));
@@ -256,7 +256,7 @@ fn reason(result: Result<Response, Error>) -> RejectReason {
 
 // CO3
 #[tokio::test]
-async fn the_kinds_of_rejection_are_told_apart_and_open_no_connection() {
+async fn the_kinds_of_rejection_have_their_reasons_and_open_no_connection() {
     for version in VERSIONS {
         let (receiver, layer) = (Receiver::start(BusyService::quick()).await, queueing(1, 0));
         let service = layer.layer(client(version));
@@ -316,7 +316,7 @@ async fn errors_and_rejections_of_the_receiver_pass_as_they_are() {
 
 // CO5
 #[tokio::test]
-async fn a_breaker_can_tell_our_rejections_from_failures() {
+async fn a_breaker_can_distinguish_our_rejections_from_failures() {
     for version in VERSIONS {
         let (receiver, layer) = (Receiver::start(BusyService::new()).await, shedding(1));
         let service = layer.layer(client(version));
@@ -366,7 +366,7 @@ impl Policy<Request, Response, Error> for Later {
 
 // RT1
 #[tokio::test]
-async fn towers_retry_outside_leaves_the_slot_free_while_it_pauses() {
+async fn towers_retry_outside_holds_no_permit_while_it_pauses() {
     for version in VERSIONS {
         let (receiver, layer) = (Receiver::start(BusyService::quick()).await, shedding(1));
         let limited: Limited = layer.layer(client(version));

@@ -315,7 +315,7 @@ async fn the_receiver_never_sees_more_of_a_tenant_than_its_limit() {
 
 // LT1
 #[tokio::test]
-async fn a_body_keeps_the_slot_until_it_ends_fails_or_is_dropped() {
+async fn a_body_holds_the_permit_until_it_ends_fails_or_is_dropped() {
     for (path, read_on) in [("/stream", true), ("/broken", true), ("/stream", false)] {
         let (receiver, limiter) = (Receiver::start(BusyService::new()).await, shedding(1));
         let client = client(&limiter);
@@ -340,7 +340,7 @@ async fn a_body_keeps_the_slot_until_it_ends_fails_or_is_dropped() {
 
 // LT1
 #[tokio::test]
-async fn with_hold_head_bodies_stream_without_a_slot() {
+async fn with_hold_head_bodies_stream_without_a_permit() {
     let (receiver, limiter) = (Receiver::start(BusyService::new()).await, shedding(1));
     let middleware = middleware(&limiter).hold(Hold::Head);
     let client = builder().with(middleware).build();
@@ -360,7 +360,7 @@ async fn with_hold_head_bodies_stream_without_a_slot() {
 }
 
 #[tokio::test]
-async fn an_observer_is_told_how_each_request_ended() {
+async fn an_observer_sees_the_outcome_of_each_request() {
     for hold in [Hold::Body, Hold::Head] {
         let receiver = Receiver::start(BusyService::new()).await;
         let outcomes = Arc::<Mutex<Vec<Outcome>>>::default();
@@ -432,7 +432,7 @@ impl Middleware for Watched {
 
 // CA3
 #[tokio::test]
-async fn a_request_that_is_dropped_gives_its_slot_or_its_place_back() {
+async fn a_request_that_is_dropped_releases_its_permit_or_its_place() {
     let (receiver, limiter) = (Receiver::start(BusyService::new()).await, queueing(1, 1));
     let held = Arc::<AtomicBool>::default();
     let client = builder()
@@ -456,7 +456,7 @@ async fn a_request_that_is_dropped_gives_its_slot_or_its_place_back() {
 
 // RT1
 #[tokio::test]
-async fn above_retry_one_slot_is_held_through_all_attempts_and_pauses() {
+async fn above_retry_one_permit_is_held_through_all_attempts_and_pauses() {
     let (receiver, limiter) = (Receiver::start(BusyService::quick()).await, queueing(1, 1));
     let pauses = Pauses::of(SHORT);
     let client = builder()
@@ -495,7 +495,7 @@ async fn free_in_a_pause(hold: Hold, path: &str) -> bool {
 
 // RT1
 #[tokio::test]
-async fn below_retry_the_slot_is_free_in_a_pause_unless_a_body_holds_it() {
+async fn below_retry_no_permit_is_held_in_a_pause_unless_a_body_holds_it() {
     assert!(free_in_a_pause(Hold::Head, "/flaky").await);
     assert!(free_in_a_pause(Hold::Body, "/flaky?bare").await);
     // reqwest-retry keeps the failed response, with a body that nobody reads, until it tries again.
@@ -504,7 +504,7 @@ async fn below_retry_the_slot_is_free_in_a_pause_unless_a_body_holds_it() {
 
 // RT1
 #[tokio::test]
-async fn below_retry_each_attempt_takes_a_slot() {
+async fn below_retry_each_attempt_acquires_a_permit() {
     for hold in [Hold::Head, Hold::Body] {
         let (receiver, limiter) = (Receiver::start(BusyService::new()).await, queueing(1, 1));
         let pauses = Pauses::of(SHORT);
@@ -629,7 +629,7 @@ async fn an_upload_is_streamed_after_its_wait_and_never_cloned() {
 
 // RT3
 #[tokio::test]
-async fn an_upload_that_retry_cannot_clone_costs_no_slot() {
+async fn an_upload_that_retry_cannot_clone_costs_no_permit() {
     let (receiver, limiter) = (Receiver::start(BusyService::quick()).await, shedding(1));
     let retry = Pauses::of(SHORT).middleware();
     let above = builder().with(middleware(&limiter)).with(retry).build();

@@ -143,7 +143,7 @@ async fn a_layer_cloned_for_each_task_shares_the_limit() {
 
 // CO2
 #[tokio::test]
-async fn wrapping_services_starts_no_task_and_tracks_nobody() {
+async fn wrapping_services_starts_no_task_and_tracks_no_tenant() {
     let tasks = || Handle::current().metrics().num_alive_tasks();
     let before = tasks();
     let layer = shedding(2);
@@ -176,7 +176,7 @@ fn two_layers_do_not_share_their_limits() {
 
 // CO3
 #[tokio::test(start_paused = true)]
-async fn the_kinds_of_rejection_are_told_apart_by_their_reason() {
+async fn the_kinds_of_rejection_are_distinguished_by_their_reason() {
     let shed = shedding(1);
     let queue = TenantConcurrencyLayer::with_limiter(shed.limiter().clone(), tenant_of as Extract)
         .overflow(Overflow::queue(1));
@@ -271,7 +271,7 @@ where
 
 // CO5
 #[test]
-fn a_breaker_can_tell_our_rejections_from_failures() {
+fn a_breaker_can_distinguish_our_rejections_from_failures() {
     let inner = BusyService::new();
     let layer = shedding(1);
     let breaker = Breaker {
@@ -299,7 +299,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 // CO3
 #[tokio::test(start_paused = true)]
-async fn a_timeout_outside_gives_slot_and_place_back() {
+async fn a_timeout_outside_releases_permit_and_place() {
     let inner = BusyService::new();
     let layer = queueing(1, 1);
     let service = ServiceBuilder::new()
@@ -325,7 +325,7 @@ async fn a_timeout_outside_gives_slot_and_place_back() {
 
 // CO3
 #[tokio::test(start_paused = true)]
-async fn a_timeout_inside_lets_the_next_waiter_in() {
+async fn a_timeout_inside_admits_the_next_waiter() {
     let inner = BusyService::new();
     let layer = queueing(1, 4);
     let service = ServiceBuilder::new()
@@ -410,7 +410,7 @@ fn load_shed_in_front_neither_sheds_what_may_wait_nor_hides_a_rejection() {
 
 // CO3
 #[test]
-fn load_shed_behind_gives_the_slot_back_when_it_sheds() {
+fn load_shed_behind_releases_the_permit_when_it_sheds() {
     let inner = BusyService::new();
     let layer = shedding(2);
     let service = ServiceBuilder::new()
@@ -432,7 +432,7 @@ fn load_shed_behind_gives_the_slot_back_when_it_sheds() {
 
 // CO3
 #[test]
-fn a_global_limit_outside_counts_who_waits_for_its_tenant() {
+fn a_global_limit_outside_counts_requests_that_wait_for_their_tenant() {
     let inner = BusyService::new();
     let layer = queueing(1, 4);
     let service = ServiceBuilder::new()
@@ -459,7 +459,7 @@ fn a_global_limit_outside_counts_who_waits_for_its_tenant() {
 
 // CO3
 #[test]
-fn a_global_limit_inside_is_not_used_by_who_waits_for_its_tenant() {
+fn a_global_limit_inside_is_not_used_by_requests_that_wait_for_their_tenant() {
     let inner = BusyService::new();
     let layer = queueing(1, 4);
     let service = ServiceBuilder::new()
@@ -542,7 +542,7 @@ fn a_boxed_service_inside_is_limited_as_before() {
 
 // CO2
 #[test]
-fn the_same_layer_twice_takes_two_slots_a_request() {
+fn the_same_layer_twice_acquires_two_permits_a_request() {
     let inner = BusyService::new();
     let layer = shedding(2);
     let service = ServiceBuilder::new()

@@ -30,7 +30,7 @@ fn is_health(tenant: &Tenant) -> bool {
 
 // CO4
 #[test]
-fn exempt_requests_pass_whatever_becomes_of_those_without_a_tenant() {
+fn exempt_requests_pass_whatever_the_policy_for_requests_without_a_tenant() {
     for missing in [
         MissingTenant::Reject,
         MissingTenant::Bypass,

@@ -165,7 +165,7 @@ fn an_id_that_is_borrowed_and_one_that_is_owned_are_one_tenant() {
 
 // KE7
 #[test]
-fn giant_ids_are_invalid_and_leave_nothing_behind() {
+fn giant_ids_are_invalid_and_leave_no_trace() {
     let layer = TenantConcurrencyLayer::new(1, header("x-tenant"));
     let service = layer.layer(service_fn(|_: Request<()>| async {
         Ok::<_, Infallible>(())
@@ -299,7 +299,7 @@ fn table_order() -> String {
 
 // KE7
 #[test]
-fn the_place_of_a_tenant_differs_from_process_to_process() {
+fn the_order_of_the_table_differs_from_process_to_process() {
     const CHILD: &str = "TENANT_ORDER";
     const MARK: &str = "order: ";
     if env::var_os(CHILD).is_some() {
@@ -310,7 +310,7 @@ fn the_place_of_a_tenant_differs_from_process_to_process() {
         let output = Command::new(env::current_exe().unwrap())
             .args([
                 "--exact",
-                "keys::the_place_of_a_tenant_differs_from_process_to_process",
+                "keys::the_order_of_the_table_differs_from_process_to_process",
             ])
             .args(["--nocapture", "--test-threads=1"])
             .env(CHILD, "1")
@@ -326,7 +326,7 @@ fn the_place_of_a_tenant_differs_from_process_to_process() {
 
 // KE7
 #[test]
-fn the_place_of_a_tenant_differs_from_limiter_to_limiter() {
+fn the_order_of_the_table_differs_from_limiter_to_limiter() {
     assert_ne!(table_order(), table_order());
 }
 
@@ -346,7 +346,7 @@ impl ExtractTenant<u64> for Counting {
 
 // KE10
 #[test]
-fn a_full_tenant_with_a_full_queue_holds_up_nobody_else() {
+fn a_full_tenant_with_a_full_queue_delays_no_other() {
     let asked = Arc::new(AtomicUsize::new(0));
     let limiter = TenantLimiter::new(1);
     let layer = TenantConcurrencyLayer::with_limiter(limiter, Counting(Arc::clone(&asked)))
@@ -428,7 +428,7 @@ impl Hash for Odd {
 
 // KE7
 #[test]
-fn a_comparison_that_panics_harms_nobody_else() {
+fn a_comparison_that_panics_harms_no_other_request() {
     let limiter = TenantLimiter::<Odd>::builder(1)
         .evictor(manual(Duration::ZERO))
         .build();

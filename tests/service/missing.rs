@@ -114,7 +114,7 @@ fn as_a_response_a_request_without_a_tenant_is_a_bad_one() {
 
 // KE4
 #[test]
-fn bypassed_requests_are_counted_and_limit_nobody() {
+fn bypassed_requests_are_counted_and_limit_no_tenant() {
     let layer = layer(1).missing(MissingTenant::Bypass);
     let service = layer.layer(held());
     let mut flood: Vec<_> = (0..100).map(|_| call(&service, anonymous())).collect();
@@ -173,7 +173,7 @@ fn anonymous_requests_share_one_limit_and_one_queue() {
 
 // KE4
 #[test]
-fn a_tenant_called_like_anything_never_shares_with_the_anonymous() {
+fn a_tenant_of_any_name_never_shares_with_the_anonymous() {
     let names = [
         "",
         "anonymous",
@@ -257,7 +257,7 @@ fn a_tenant_as_long_as_allowed_is_one() {
 }
 
 #[test]
-fn a_closed_limiter_bypasses_nobody() {
+fn a_closed_limiter_bypasses_no_request() {
     let layer =
         TenantConcurrencyLayer::new(1, |_: &u64| None::<u64>).missing(MissingTenant::Bypass);
     let service = layer.layer(service_fn(|_: u64| pending::<Result<(), Infallible>>()));

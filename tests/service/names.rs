@@ -214,7 +214,7 @@ fn key_of<B>(req: &Request<B>) -> Result<&str, NoTenant> {
 
 // KE4
 #[tokio::test]
-async fn a_closure_that_says_invalid_lets_no_name_bypass_the_limit() {
+async fn a_closure_that_reports_an_invalid_name_lets_none_bypass_the_limit() {
     let name = HeaderName::from_static("x-api-key");
     let owned = limited(|req: &Request<Body>| key_of(req).map(str::to_owned)).await;
     let lent = limited(try_borrowed(key_of::<Body>)).await;
@@ -241,7 +241,7 @@ async fn a_closure_that_says_invalid_lets_no_name_bypass_the_limit() {
 
 // KE4
 #[test]
-fn a_closure_answers_each_kind_of_no_tenant() {
+fn a_closure_reports_each_kind_of_no_tenant() {
     let layer = TenantConcurrencyLayer::new(1, |id: &i8| match id {
         0 => Err(NoTenant::Missing),
         i8::MIN..0 => Err(NoTenant::Invalid),

@@ -1120,18 +1120,18 @@ async fn a_drop_that_panics_costs_no_permit_of_the_limiter() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drop_that_panics_costs_no_slot_of_a_layer_whose_rejections_are_errors() {
+async fn a_drop_that_panics_costs_no_permit_of_a_layer_whose_rejections_are_errors() {
     sweep(&FRONTS[2..4]).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drop_that_panics_costs_no_slot_of_a_layer_whose_rejections_are_responses() {
+async fn a_drop_that_panics_costs_no_permit_of_a_layer_whose_rejections_are_responses() {
     sweep(&FRONTS[4..6]).await;
 }
 
 #[cfg(feature = "reqwest-middleware")]
 #[tokio::test(start_paused = true)]
-async fn a_drop_that_panics_costs_no_slot_of_a_client() {
+async fn a_drop_that_panics_costs_no_permit_of_a_client() {
     sweep(&FRONTS[6..]).await;
 }
 
@@ -1156,7 +1156,7 @@ fn an_observer_that_panics_when_the_last_permit_drops_it_costs_no_response() {
 }
 
 #[test]
-fn a_waker_that_panics_when_it_is_replaced_or_given_up_fails_no_request() {
+fn a_waker_that_panics_when_it_is_replaced_or_dropped_fails_no_request() {
     let limiter = TenantLimiter::new(1).overflow(Overflow::queue(1).max_wait(Duration::MAX));
     let held = limiter.try_acquire(&T).unwrap();
     // What is dropped in turn: the waker of the first poll, and that of the second.

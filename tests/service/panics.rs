@@ -171,7 +171,7 @@ mod over_http {
 
     // PN1
     #[tokio::test]
-    async fn a_panic_anywhere_gives_the_slot_back_and_passes_unchanged() {
+    async fn a_panic_anywhere_releases_the_permit_and_passes_unchanged() {
         for place in PLACES {
             let layer = layer(2);
             for _ in 0..10 {
@@ -183,7 +183,7 @@ mod over_http {
 
     // PN1
     #[tokio::test]
-    async fn a_panic_in_a_task_gives_the_slot_back_and_passes_unchanged() {
+    async fn a_panic_in_a_task_releases_the_permit_and_passes_unchanged() {
         for place in PLACES {
             let layer = layer(2);
             for _ in 0..10 {
@@ -196,7 +196,7 @@ mod over_http {
 
     // PN1
     #[tokio::test]
-    async fn a_panic_caught_outside_the_layer_costs_no_slot() {
+    async fn a_panic_caught_outside_the_layer_costs_no_permit() {
         for place in PLACES {
             let layer = layer(2);
             let service = ServiceBuilder::new()
@@ -217,7 +217,7 @@ mod over_http {
 
     // PN1
     #[tokio::test]
-    async fn a_panic_caught_inside_the_layer_costs_no_slot() {
+    async fn a_panic_caught_inside_the_layer_costs_no_permit() {
         for place in PLACES {
             let layer = layer(2);
             let service = ServiceBuilder::new()
@@ -238,7 +238,7 @@ mod over_http {
 
     // PN1
     #[tokio::test]
-    async fn a_panic_in_a_task_costs_no_slot_wherever_it_is_caught() {
+    async fn a_panic_in_a_task_costs_no_permit_wherever_it_is_caught() {
         for place in PLACES
             .into_iter()
             .filter(|place| place.is_before_the_head())
@@ -260,7 +260,7 @@ mod over_http {
 
     // PN1
     #[tokio::test]
-    async fn a_panic_after_a_wait_lets_the_next_waiter_in() {
+    async fn a_panic_after_a_wait_admits_the_next_waiter() {
         for place in PLACES {
             let layer = layer(1).overflow(never_waits_long());
             let first = layer.limiter().try_acquire(&"T").unwrap();
@@ -278,7 +278,7 @@ mod over_http {
 
     // PN1
     #[tokio::test]
-    async fn a_future_that_panicked_holds_its_slot_until_it_is_dropped() {
+    async fn a_future_that_panicked_holds_its_permit_until_it_is_dropped() {
         let layer = layer(1);
         let mut future = Box::pin(layer.layer(Bomb).oneshot(Request::new(Place::FirstPoll)));
         panics(future.as_mut()).await;
@@ -329,7 +329,7 @@ mod over_http {
 
     // PN5
     #[tokio::test]
-    async fn a_panic_while_a_rejection_is_answered_costs_no_slot() {
+    async fn a_panic_while_a_rejection_is_answered_costs_no_permit() {
         let respond = |_: &Rejected| -> Response<BombBody> { std::panic::panic_any(BOOM) };
         let layer = layer(1).on_reject(respond);
         let held = layer.limiter().try_acquire(&"T").unwrap();
@@ -357,7 +357,7 @@ mod over_http {
 
 // PN1
 #[test]
-fn a_panic_in_poll_ready_takes_no_slot() {
+fn a_panic_in_poll_ready_acquires_no_permit() {
     let broken = Arc::new(AtomicBool::new(true));
     let layer = TenantConcurrencyLayer::new(2, tenant_of);
     let mut service = layer.layer(Unready::new(BusyService::quick(), &broken));
@@ -372,7 +372,7 @@ fn a_panic_in_poll_ready_takes_no_slot() {
 
 // PN1
 #[test]
-fn a_panic_in_poll_ready_after_a_wait_gives_the_slot_back() {
+fn a_panic_in_poll_ready_after_a_wait_releases_the_permit() {
     let broken = Arc::new(AtomicBool::new(false));
     let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(never_waits_long());

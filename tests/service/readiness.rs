@@ -134,7 +134,7 @@ async fn a_buffer_of_one_serves_all_from_inside() {
 
 // PR1
 #[test]
-fn a_rejected_or_waiting_request_gives_back_what_being_ready_had_reserved() {
+fn a_rejected_or_waiting_request_releases_what_being_ready_had_reserved() {
     let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of);
     let queued = layer
@@ -173,7 +173,7 @@ fn a_rejected_or_waiting_request_gives_back_what_being_ready_had_reserved() {
 
 // PR3
 #[test]
-fn services_that_are_ready_and_left_alone_hold_nothing() {
+fn services_that_are_ready_and_not_called_hold_nothing() {
     let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(2, tenant_of);
     let mut readied: Vec<_> = (0..50).map(|_| layer.layer(inner.clone())).collect();
@@ -224,7 +224,7 @@ impl Policy<Tenant> for Always {
 
 // PR5
 #[tokio::test(start_paused = true)]
-async fn hedged_requests_leave_no_slot_behind() {
+async fn hedged_requests_leak_no_permit() {
     let inner = BusyService::new();
     let layer = patient(2);
     // A hedge readies two: it needs two places in the buffer.
@@ -313,7 +313,7 @@ fn reason(error: &Error) -> Option<RejectReason> {
 
 // PR9
 #[test]
-fn a_closed_limiter_rejects_who_waits_and_who_comes() {
+fn a_closed_limiter_rejects_waiting_and_new_requests() {
     let inner = BusyService::new();
     let layer = patient(1);
     let service = layer.layer(inner.clone());
@@ -380,7 +380,7 @@ impl Service<Tenant> for Broken {
 
 // PR9
 #[test]
-fn an_inner_service_that_fails_to_be_ready_is_seen_as_it_is() {
+fn an_inner_service_that_fails_to_be_ready_passes_its_error_on() {
     let layer = TenantConcurrencyLayer::new(1, tenant_of);
     let service = layer.layer(Broken);
     let ready = service.ready_oneshot();
@@ -392,7 +392,7 @@ fn an_inner_service_that_fails_to_be_ready_is_seen_as_it_is() {
 
 // PR9
 #[test]
-fn an_inner_service_that_fails_to_be_ready_after_a_wait_gives_the_slot_back() {
+fn an_inner_service_that_fails_to_be_ready_after_a_wait_releases_the_permit() {
     let layer = patient(1);
     let held = layer.limiter().try_acquire(&"T").unwrap();
     // Not readied before the call: what counts is that it fails after the wait.

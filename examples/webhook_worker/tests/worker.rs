@@ -197,7 +197,7 @@ async fn a_worker_killed_half_way_loses_no_row_and_marks_none_that_was_not_recei
 }
 
 #[tokio::test]
-async fn a_customer_that_hangs_and_one_with_many_rows_hold_up_nobody() {
+async fn a_customer_that_hangs_and_one_with_many_rows_delay_no_other() {
     let hanging = Receiver::start("hanging", BusyService::new(), |_| false).await;
     let flood = Receiver::start("flood", BusyService::new(), |_| false).await;
     let ant = Receiver::start("ant", BusyService::quick(), |_| false).await;
@@ -230,7 +230,7 @@ async fn a_customer_that_hangs_and_one_with_many_rows_hold_up_nobody() {
 
 // RT1
 #[tokio::test]
-async fn the_permit_is_back_before_the_back_off_ends() {
+async fn the_permit_is_released_before_the_back_off_ends() {
     let flaky = Receiver::start("flaky", BusyService::quick(), |row| row == 1).await;
     let database = database("back_off", &[(flaky.customer(1, LONG, LONG), 3)]);
 

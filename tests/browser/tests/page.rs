@@ -153,7 +153,7 @@ const FAINT: &str = "
     return faint";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_shows_what_the_limiter_tells_on_desktop_and_phone_light_and_dark() {
+async fn the_page_shows_the_figures_of_the_limiter_on_desktop_and_phone_light_and_dark() {
     let limiter = builder().capacity(Capacity::new(12)).build();
     limiter.set_limit("wide", 8);
     drop(limiter.try_acquire("paused"));
@@ -419,7 +419,7 @@ async fn rejections_show_as_a_rate_while_they_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_tells_that_the_server_is_away_and_goes_on_when_it_is_back() {
+async fn the_page_shows_that_the_server_is_away_and_goes_on_when_it_is_back() {
     let limiter = limiter();
     let load = Load::of(&limiter, &[("acme", 2, 0)]).await;
     let app = Router::new().nest_service(MOUNT, view(&limiter));
@@ -586,7 +586,7 @@ const DRY: &str = "return [...document.querySelectorAll('#rows tr')]
     .map(row => row.querySelector('.name').textContent).sort()";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_tells_of_a_dry_run_of_all_and_of_one() {
+async fn the_page_shows_a_dry_run_of_all_and_of_one() {
     let limiter = limiter();
     let load = Load::of(
         &limiter,
