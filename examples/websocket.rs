@@ -43,7 +43,7 @@ async fn main() {
     let mut other = open(server, "zenith").await.expect("a slot of its own");
     println!("zenith opens one all the same");
     assert_eq!(health(server).await, 200);
-    println!("/health is well, and nobody's");
+    println!("/health is well, and of no tenant");
     assert_eq!(limiter.exempted(), 1);
 
     for socket in [&mut first, &mut second, &mut other] {

@@ -75,7 +75,7 @@ fn memory_is_released_after_many_tenants() {
     evict_all(&limiter);
     print("empty", before);
     let left = live() - before;
-    assert!(left < MIB / 2, "{left} bytes are left for nobody");
+    assert!(left < MIB / 2, "{left} bytes are left without a tenant");
     drop(limiter);
     let left = live().saturating_sub(before);
     assert!(left < SLACK, "{left} bytes are left of a dropped limiter");
@@ -154,7 +154,7 @@ fn made_up_tenants_take_no_more_memory_than_the_table_allows() {
     let peak = peak - before;
     assert!(peak <= bound, "{peak} bytes for {MAX} tenants");
 
-    // All in use: newcomers are rejected and leave nothing.
+    // All in use: new tenants are rejected and leave no trace.
     limiter.set_evictor(manual(Duration::ZERO));
     limiter.evict_idle();
     let held: Vec<_> = (0..MAX as u64)

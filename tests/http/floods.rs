@@ -112,7 +112,7 @@ async fn a_flood_of_streams_that_are_opened_and_reset_leaks_no_permit_and_exceed
         println!("{overflow:?}: {} of 500 streams came in", inner.calls("T"));
         assert!(inner.calls("T") > 100, "the flood did not arrive");
         assert!(inner.peak("T") <= 2);
-        assert_eq!(inner.running("T"), 0, "work goes on that nobody counts");
+        assert_eq!(inner.running("T"), 0, "work goes on that is not counted");
         assert_available(layer.limiter(), "T", 2, 3);
 
         // Others are served as ever.

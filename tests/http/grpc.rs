@@ -218,19 +218,16 @@ async fn a_rejection_has_the_code_the_message_and_the_hint_of_its_reason() {
         let limiter = TenantLimiter::builder(1)
             .capacity(Capacity::new(1).queue(0))
             .build();
-        let crowded = TenantConcurrencyLayer::with_limiter(limiter, ByHeader)
+        let contended = TenantConcurrencyLayer::with_limiter(limiter, ByHeader)
             .http()
             .grpc();
-        let held = crowded.limiter().try_acquire(&"A").unwrap();
-        rejected(&crowded, Code::Unavailable, Why::AtCapacity).await;
-        let patient = crowded.overflow(queue(1));
+        let held = contended.limiter().try_acquire(&"A").unwrap();
+        rejected(&contended, Code::Unavailable, Why::AtCapacity).await;
+        let patient = contended.overflow(queue(1));
         rejected(&patient, Code::Unavailable, Why::CapacityQueueFull).await;
         drop(held);
 
-        for (tenant, reason) in [
-            ("nobody we know", Why::InvalidTenant),
-            ("", Why::MissingTenant),
-        ] {
+        for (tenant, reason) in [("unknown", Why::InvalidTenant), ("", Why::MissingTenant)] {
             let rejection = rejection(&layer, kind, place, tenant).await;
             rejection.assert(Code::InvalidArgument, reason);
         }

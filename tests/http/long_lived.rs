@@ -42,7 +42,7 @@ fn sharing(limit: usize) -> TestLayer {
     plain(limit).share_permit()
 }
 
-/// Jobs on blocking threads, which nobody can cancel, that run until the test lets them go.
+/// Jobs on blocking threads, which cannot be cancelled, that run until the test finishes them.
 #[derive(Clone, Default)]
 struct Jobs(Arc<(Mutex<JobCount>, Condvar)>);
 
@@ -276,9 +276,9 @@ fn a_response_holds_no_handle() {
 
 #[test]
 fn a_handle_is_only_for_limited_requests_of_a_layer_that_shares_permits() {
-    let nobody = |_: &Request<Body>| None::<Tenant>;
+    let anonymous = |_: &Request<Body>| None::<Tenant>;
     let exempt = sharing(1).exempt(|_: &Request<Body>| true);
-    let bypass = TenantConcurrencyLayer::new(1, nobody)
+    let bypass = TenantConcurrencyLayer::new(1, anonymous)
         .missing(MissingTenant::Bypass)
         .http()
         .share_permit();

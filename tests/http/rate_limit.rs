@@ -103,8 +103,8 @@ async fn a_caller_beyond_a_limit_in_dry_run_sees_that_one_more_would_be_admitted
 #[tokio::test]
 async fn requests_that_are_not_limited_or_rejected_for_other_reasons_have_no_quota() {
     let bypassing = layer(1).missing(MissingTenant::Bypass);
-    let nameless = Request::new(String::new());
-    let response = bypassing.layer(service_fn(inner)).oneshot(nameless).await;
+    let anonymous = Request::new(String::new());
+    let response = bypassing.layer(service_fn(inner)).oneshot(anonymous).await;
     assert_eq!(fields(response.unwrap().headers()), (vec![], vec![]));
 
     let closed = layer(1);

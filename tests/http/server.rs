@@ -751,7 +751,7 @@ async fn a_rejection_has_the_status_and_the_problem_of_its_reason() {
         full.limiter().set_max_tenants(0);
         let answer = rejection(&full, version, "T").await;
         assert_rejected(&answer, Status::SERVICE_UNAVAILABLE, "table_full");
-        let answer = rejection(&layer, version, "nobody we know").await;
+        let answer = rejection(&layer, version, "unknown").await;
         assert_rejected(&answer, Status::BAD_REQUEST, "missing_tenant");
         assert_available(layer.limiter(), "T", 1, 1);
         layer.limiter().close();

@@ -9,7 +9,7 @@ use tower_tenant::{Overflow, RejectReason, TenantConcurrencyLayer};
 
 use crate::support::{BusyService, assert_all_released, assert_available, call, reason, tenant_of};
 
-/// A queue that nobody has to leave.
+/// A queue in which requests may wait without a bound.
 fn queue(places: usize) -> Overflow {
     Overflow::queue(places).max_wait(Duration::MAX)
 }

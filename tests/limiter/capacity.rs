@@ -418,8 +418,8 @@ fn a_waker_that_panics_when_it_is_dropped_costs_no_slot() {
     assert_all_released(&limiter);
 }
 
-/// A tenant at its limit keeps others from passing unseen, though they find room.
-fn crowded(limiter: &Limiter) -> (Permit, Request) {
+/// A waiter of a tenant at its limit: requests of other tenants then enter by the slow path.
+fn contended(limiter: &Limiter) -> (Permit, Request) {
     limiter.set_limit(&1, 1);
     (admitted(limiter, 1), waiting(limiter, 1))
 }
@@ -427,19 +427,19 @@ fn crowded(limiter: &Limiter) -> (Permit, Request) {
 #[test]
 fn a_request_that_enters_while_others_wait_counts() {
     let limiter = limiter(8, 4);
-    let crowd = crowded(&limiter);
+    let contended_by = contended(&limiter);
     let running = [2, 2, 3].map(|tenant| admitted(&limiter, tenant));
     let waiters = [waiting(&limiter, 2), waiting(&limiter, 3)];
     limiter.set_capacity(5);
     assert_eq!(woken(&waiters), [1], "the one with fewest");
-    drop((waiters, running, crowd));
+    drop((waiters, running, contended_by));
     assert_all_released(&limiter);
 }
 
 #[tokio::test(start_paused = true)]
 async fn of_equals_the_one_that_began_later_is_next() {
     let limiter = limiter(8, 7);
-    let crowd = crowded(&limiter);
+    let contended_by = contended(&limiter);
     let early = [3, 3, 3].map(|tenant| admitted(&limiter, tenant));
     tokio::time::advance(Duration::from_secs(10)).await;
     let late = [2, 2, 2].map(|tenant| admitted(&limiter, tenant));
@@ -447,7 +447,7 @@ async fn of_equals_the_one_that_began_later_is_next() {
     let waiters = [waiting(&limiter, 3), waiting(&limiter, 2)];
     limiter.set_capacity(8);
     assert_eq!(woken(&waiters), [1]);
-    drop((waiters, early, late, crowd));
+    drop((waiters, early, late, contended_by));
     assert_all_released(&limiter);
 }
 
@@ -489,7 +489,7 @@ async fn time_before_the_first_wait_does_not_count() {
     limiter.set_weight(&1, 10);
     let before = admitted(&limiter, 2);
     tokio::time::advance(Duration::from_secs(10)).await;
-    let crowd = crowded(&limiter);
+    let contended_by = contended(&limiter);
     let mut since = [3; 5].map(|tenant| Some(admitted(&limiter, tenant)));
     tokio::time::advance(Duration::from_secs(1)).await;
     since[1..].fill_with(|| None);
@@ -497,7 +497,7 @@ async fn time_before_the_first_wait_does_not_count() {
     let waiters = [waiting(&limiter, 3), waiting(&limiter, 2)];
     limiter.set_capacity(4);
     assert_eq!(woken(&waiters), [1]);
-    drop((waiters, before, since, crowd));
+    drop((waiters, before, since, contended_by));
     assert_all_released(&limiter);
 }
 

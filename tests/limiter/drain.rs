@@ -53,7 +53,7 @@ fn closed_to_new_requests_serves_waiting_ones_and_rejects_new_ones() {
         }
         limiter.stop_accepting();
         assert!(limiter.is_closed());
-        for tenant in ["T", "of whom nobody has heard"] {
+        for tenant in ["T", "U"] {
             let newcomer = task::spawn(limiter.acquire(&tenant)).poll();
             assert_eq!(reason(newcomer), RejectReason::Closed);
         }
@@ -125,7 +125,7 @@ async fn a_drain_ends_with_the_last_request_though_there_is_time_left() {
 #[tokio::test(start_paused = true)]
 async fn a_drain_whose_time_is_up_when_nothing_is_left_has_ended_well() {
     type Drain = Pin<Box<dyn Future<Output = Result<(), DrainTimeout>> + Send>>;
-    // Polled between the release of the last slot and the telling of whoever drains.
+    // Polled between the release of the last slot and the wake-up of the drain.
     let drain: Arc<Mutex<Option<Spawn<Drain>>>> = Arc::default();
     let result = Arc::new(Mutex::new(None));
     let (polled, seen) = (Arc::clone(&drain), Arc::clone(&result));

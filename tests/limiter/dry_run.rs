@@ -1,4 +1,4 @@
-//! Limits that are only pretended: everything is told and counted, nobody is rejected or waits, and
+//! Dry runs: what the limits would do is observed and counted, no request is rejected or waits, and
 //! the figures stay exact.
 
 use std::{
@@ -72,15 +72,15 @@ fn a_request_that_would_wait_or_be_rejected_is_admitted_and_observed() {
     assert_eq!(limiter.in_flight(&"T"), 0);
 }
 
-/// What becomes of the next request where the limits are meant, after `before` others.
+/// The event of the next request, after `before` others, where the limits are enforced.
 fn expected_of_next(limit: usize, queue: usize, before: usize) -> Option<Option<RejectReason>> {
     let limiter = TenantLimiter::<Tenant>::new(limit)
         .overflow(Overflow::queue(queue).max_wait(Duration::MAX));
     let mut requests: Vec<_> = (0..=before)
         .map(|_| task::spawn(limiter.acquire(&"T")))
         .collect();
-    let mut fates: Vec<_> = requests.iter_mut().map(|request| request.poll()).collect();
-    match fates.pop().expect("there is a next") {
+    let mut polled: Vec<_> = requests.iter_mut().map(|request| request.poll()).collect();
+    match polled.pop().expect("there is a next") {
         Poll::Ready(Ok(_)) => None,
         Poll::Pending => Some(None),
         rejected => Some(Some(reason(rejected))),

@@ -24,7 +24,7 @@ use crate::support::{
     manual, reason, tenant_of,
 };
 
-/// A queue that nobody has to leave.
+/// A queue in which requests may wait without a bound.
 fn queue(places: usize) -> Overflow {
     Overflow::queue(places).max_wait(Duration::MAX)
 }
@@ -110,7 +110,7 @@ fn a_limit_worked_out_before_the_limits_were_set_is_not_put_in_force() {
     let limiter = TenantLimiter::<Tenant>::new(1);
     let other = limiter.clone();
     limiter.set_default_limit(Limits::from_fn(move |tenant: &Tenant| {
-        // Whoever sets the limits does not see this tenant yet.
+        // The thread that sets the limits does not see this tenant yet.
         match *tenant {
             "T" => other.set_default_limit(3),
             _ => other.set_limit(tenant, 5),
@@ -439,8 +439,8 @@ fn draining_ends_with_the_last_request_in_flight() {
 #[test]
 fn draining_waits_for_requests_without_a_tenant_too() {
     let inner = BusyService::new();
-    let nobody = |_: &Tenant| None::<Tenant>;
-    let layer = TenantConcurrencyLayer::new(1, nobody).missing(MissingTenant::Share);
+    let anonymous = |_: &Tenant| None::<Tenant>;
+    let layer = TenantConcurrencyLayer::new(1, anonymous).missing(MissingTenant::Share);
     let mut running = call(&layer.layer(inner.clone()), "T");
     assert_pending!(running.poll());
     layer.limiter().close();
@@ -542,7 +542,7 @@ fn a_drained_limiter_may_get_busy_again_and_be_drained_again() {
     assert_all_released(&limiter, "T", 1, 0);
 }
 
-/// What a limiter has told of which tenant.
+/// The events of each tenant.
 type Events = Arc<Mutex<Vec<(u64, Event)>>>;
 
 /// A limiter that lets even tenants have one request and odd ones none, and what it is events.

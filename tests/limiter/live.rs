@@ -27,7 +27,7 @@ use crate::support::{
     run_with_timeout,
 };
 
-/// A limiter whose queue nobody has to leave.
+/// A limiter in whose queue requests may wait without a bound.
 fn queueing(limits: impl Into<Limits<Tenant>>) -> TenantLimiter<Tenant> {
     builder(limits).build()
 }

@@ -1,4 +1,4 @@
-//! A full table: who makes room, who never does, and what a newcomer is told.
+//! A full table: which tenants make room, which never do, and how a new tenant is rejected.
 
 use std::{
     cell::Cell,
@@ -10,7 +10,7 @@ use tower_tenant::{Permit, RejectReason, TenantLimiter};
 
 use crate::support::{self, assert_available, evict_all, manual};
 
-/// How many entries a newcomer may look at.
+/// How many entries a new tenant may search.
 const LOOKS: usize = 1024;
 
 fn reason(limiter: &TenantLimiter<u64>, tenant: u64) -> Option<RejectReason> {
@@ -344,7 +344,7 @@ fn a_key_that_takes_long_to_clone_for_a_snapshot_keeps_no_tenant_from_making_roo
         assert!(call(1), "the tenant that is looked at makes room");
         assert_eq!(limiter.tracked(), 1);
         barriers.0[1].wait();
-        // Whether the newcomer is seen hangs on which shard it is in.
+        // Whether the new tenant is found depends on its shard.
         assert!((1..=2).contains(&snapshot.join().unwrap()));
     });
     assert!(call(2));

@@ -23,7 +23,7 @@ use crate::support::{
     BusyService, Tenant, assert_all_released, assert_available, call, reason, tenant_of,
 };
 
-/// A queue that nobody has to leave.
+/// A queue in which requests may wait without a bound.
 fn queue(places: usize) -> Overflow {
     Overflow::queue(places).max_wait(Duration::MAX)
 }

@@ -67,7 +67,7 @@ fn every_round_of_rivals_admits_exactly_the_limit() {
     run_with_timeout(|| {
         let inside = Arc::new(Inside::default());
         let layer = TenantConcurrencyLayer::new(LIMIT, |_: &()| Some(7));
-        // Nobody leaves a round before everybody has come.
+        // No thread leaves a round before all have come.
         let all_came = Arc::new(tokio::sync::Barrier::new(RIVALS));
         let service = layer.layer(service_fn({
             let (inside, all_came) = (Arc::clone(&inside), Arc::clone(&all_came));
@@ -293,7 +293,7 @@ impl Hash for Neighbour {
     fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 
-/// Sends `requests` of each of 64 neighbours while somebody sweeps all the time.
+/// Sends `requests` of each of 64 neighbours while another thread sweeps all the time.
 async fn traffic(limiter: TenantLimiter<Neighbour>, requests: usize) {
     const TENANTS: usize = 64;
     let done = Arc::new(AtomicBool::new(false));

@@ -224,7 +224,7 @@ async fn whatever_the_outcome_gauges_return_to_zero_and_sums_match() {
         panics += 1.0;
     }
     // A request without a tenant, and a closed limiter.
-    let bare = request("/work", "nobody");
+    let bare = request("/work", "anonymous");
     let mut client = Client::connect(server, VERSIONS[0]).await;
     assert_eq!(client.send(bare).await.unwrap().status(), 400);
     limiter.close();
@@ -408,8 +408,8 @@ impl Observer<u64> for Recording {
     }
 }
 
-/// One request more than the tenant may have.
-fn crowd(limiter: &TenantLimiter<u64>, tenant: u64) {
+/// Two requests of a tenant at once, of which one is rejected.
+fn admit_and_reject(limiter: &TenantLimiter<u64>, tenant: u64) {
     let _held = limiter.try_acquire(&tenant).unwrap();
     assert!(limiter.try_acquire(&tenant).is_err());
 }
@@ -434,7 +434,7 @@ fn a_rejection_of_an_untracked_tenant_takes_no_label() {
     reject(150..151, RejectReason::Paused);
     assert_eq!((rejected("t150"), rejected("_other")), (None, Some(21.0)));
     for tenant in [1, 2, 3] {
-        crowd(&limiter, tenant);
+        admit_and_reject(&limiter, tenant);
     }
     assert_eq!((rejected("t1"), rejected("t2")), (Some(1.0), Some(1.0)));
     assert_eq!((rejected("t3"), rejected("_other")), (None, Some(22.0)));
@@ -465,7 +465,7 @@ fn labels_are_released_whatever_the_order_in_which_threads_track_reject_and_evic
         });
         evict_all(&limiter);
         for tenant in 100..103 {
-            crowd(&limiter, tenant);
+            admit_and_reject(&limiter, tenant);
         }
         for label in ["t100", "t101", "t102"] {
             assert_eq!(rejected(label), Some(1.0), "no label was left for {label}");

@@ -1,4 +1,4 @@
-//! What an observer is told: all that happens, once, in order; and that it can harm nobody.
+//! What an observer sees: all events, once and in order; and that it can harm no request.
 
 use std::{
     collections::HashMap,
@@ -574,8 +574,8 @@ async fn a_waiter_that_another_tenant_displaces_is_observed_as_rejected() {
     log.take();
     let other = wait(&limiter, "U");
     assert_ready_err!(displaced.poll());
-    let crowded = |waited| Rejected(RejectReason::CapacityQueueFull, waited);
-    assert_eq!(log.take(), [Tracked, Queued, crowded(true)]);
+    let queue_full = |waited| Rejected(RejectReason::CapacityQueueFull, waited);
+    assert_eq!(log.take(), [Tracked, Queued, queue_full(true)]);
 
     // One that is dropped before it has heard of it has left by itself.
     drop(other);
@@ -588,7 +588,7 @@ async fn a_waiter_that_another_tenant_displaces_is_observed_as_rejected() {
     let shed = limiter.clone().overflow(Overflow::reject());
     assert!(shed.try_acquire(&"W").is_err());
     let at_capacity = Rejected(RejectReason::AtCapacity, false);
-    assert_eq!(log.take(), [crowded(false), Tracked, at_capacity]);
+    assert_eq!(log.take(), [queue_full(false), Tracked, at_capacity]);
 
     drop(held);
     drop(assert_ready_ok!(first.poll()));
@@ -764,16 +764,16 @@ async fn holds_are_timed_only_if_asked_for() {
 #[test]
 fn the_tenant_of_a_request_is_observed_if_it_has_one() {
     let log = Log::new();
-    let nobody = |tenant: &Tenant| (*tenant != "nobody").then_some(*tenant);
+    let anonymous = |tenant: &Tenant| (*tenant != "anonymous").then_some(*tenant);
     let of = |missing| {
-        TenantConcurrencyLayer::with_limiter(limiter(1, 0, &log), nobody).missing(missing)
+        TenantConcurrencyLayer::with_limiter(limiter(1, 0, &log), anonymous).missing(missing)
     };
     let ask = |missing| {
         let layer = of(missing);
         let service = layer.layer(BusyService::new());
-        let mut running = call(&service, "nobody");
+        let mut running = call(&service, "anonymous");
         let first = running.poll().is_ready();
-        drop(call(&service, "nobody").poll());
+        drop(call(&service, "anonymous").poll());
         drop(running);
         first
     };
@@ -828,7 +828,7 @@ fn tracked_less_evicted_is_how_many_are_tracked() {
     };
     let mut held = Vec::new();
     for number in shuffled(3_000) {
-        // Idle ones make room; when there are none left, newcomers are rejected.
+        // Idle ones make room; when there are none left, new tenants are rejected.
         held.extend(
             limiter
                 .try_acquire(&number)
@@ -1035,7 +1035,7 @@ fn a_tenant_that_another_thread_tracks_meanwhile_is_observed_once() {
     let rival = Arc::new(Mutex::new(None::<Limiter>));
     let slot = Arc::clone(&rival);
     let limits = Limits::from_fn(move |tenant: &Tenant| {
-        // While the newcomer asks for its limit.
+        // While the new tenant asks for its limit.
         let rival = slot.lock().unwrap().take();
         if let Some(limiter) = rival {
             drop(limiter.try_acquire(tenant));

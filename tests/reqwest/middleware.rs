@@ -144,8 +144,8 @@ async fn a_rejection_is_an_error_that_downcasts_and_nothing_is_sent() {
     assert!(ours.retry_after().unwrap() >= Duration::from_secs(1));
     assert!(format!("{error:#}").contains("too many requests in flight"));
 
-    let nameless = client.get(receiver.url("/work"));
-    assert_eq!(reason(text(nameless).await), RejectReason::MissingTenant);
+    let anonymous = client.get(receiver.url("/work"));
+    assert_eq!(reason(text(anonymous).await), RejectReason::MissingTenant);
     let briefly = Overflow::queue(1).max_wait(Duration::from_millis(1));
     let brief = self::client(&limiter.clone().overflow(briefly));
     let late = text(get(&brief, &receiver, "/work", "T")).await;
@@ -181,9 +181,9 @@ async fn by_choice_a_rejection_is_a_response() {
     let problem: serde_json::Value = serde_json::from_str(&body).unwrap();
     assert_eq!(problem["reason"], "at_limit");
 
-    let nameless = with_timeout(send("nobody")).await.unwrap();
-    assert_eq!(nameless.status(), StatusCode::BAD_REQUEST);
-    assert!(!nameless.headers().contains_key("retry-after"));
+    let anonymous = with_timeout(send("anonymous")).await.unwrap();
+    assert_eq!(anonymous.status(), StatusCode::BAD_REQUEST);
+    assert!(!anonymous.headers().contains_key("retry-after"));
     drop(held);
     let served = with_timeout(send("T")).await.unwrap();
     assert!(served.extensions().get::<Rejected>().is_none());
@@ -241,8 +241,8 @@ async fn requests_without_a_tenant_pass_or_share_a_limit_by_choice() {
     let (receiver, limiter) = (Receiver::start(BusyService::new()).await, shedding(1));
     let client = |missing| {
         // The receiver wants a tenant, which this middleware does not see.
-        let nobody = |_: &Request, _: &Extensions| None;
-        let middleware = TenantMiddleware::new(limiter.clone(), nobody);
+        let anonymous = |_: &Request, _: &Extensions| None;
+        let middleware = TenantMiddleware::new(limiter.clone(), anonymous);
         builder().with(middleware.missing(missing)).build()
     };
     let bypass = client(MissingTenant::Bypass);
@@ -498,7 +498,7 @@ async fn free_in_a_pause(hold: Hold, path: &str) -> bool {
 async fn below_retry_no_permit_is_held_in_a_pause_unless_a_body_holds_it() {
     assert!(free_in_a_pause(Hold::Head, "/flaky").await);
     assert!(free_in_a_pause(Hold::Body, "/flaky?bare").await);
-    // reqwest-retry keeps the failed response, with a body that nobody reads, until it tries again.
+    // reqwest-retry keeps the failed response, with a body that is not read, until it tries again.
     assert!(!free_in_a_pause(Hold::Body, "/flaky").await);
 }
 

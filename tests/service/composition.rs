@@ -182,7 +182,7 @@ async fn the_kinds_of_rejection_are_distinguished_by_their_reason() {
         .overflow(Overflow::queue(1));
     let full = shedding(1);
     full.limiter().set_max_tenants(0);
-    let nobody = TenantConcurrencyLayer::new(1, (|_: &Tenant| None) as Extract);
+    let anonymous = TenantConcurrencyLayer::new(1, (|_: &Tenant| None) as Extract);
     let held = shed.limiter().try_acquire(&"T").unwrap();
     let rejected = |layer: &TestLayer| layer.layer(BusyService::quick()).oneshot("T");
 
@@ -192,7 +192,7 @@ async fn the_kinds_of_rejection_are_distinguished_by_their_reason() {
     let queue_full = rejected(&queue).await.unwrap_err();
     let wait_expired = waiting.await.unwrap_err();
     let table_full = rejected(&full).await.unwrap_err();
-    let missing = rejected(&nobody).await.unwrap_err();
+    let missing = rejected(&anonymous).await.unwrap_err();
     shed.limiter().set_limit(&"T", 0);
     let paused = rejected(&shed).await.unwrap_err();
     shed.limiter().clear_limit("T");

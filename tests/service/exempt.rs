@@ -1,4 +1,4 @@
-//! Requests that a predicate exempts: nothing limits them, and nobody pays for them.
+//! Requests that a predicate exempts: nothing limits them, and they use no permit of others.
 
 use std::{
     convert::Infallible,
@@ -107,7 +107,7 @@ fn of_several_predicates_any_exempts() {
 
 #[test]
 fn an_extractor_may_exempt_requests_itself() {
-    /// 0 is whoever runs the service.
+    /// 0 is the operator of the service.
     struct Customer;
 
     impl ExtractTenant<u64> for Customer {

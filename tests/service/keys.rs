@@ -38,7 +38,7 @@ fn made_up_tenants_neither_run_nor_are_tracked_beyond_the_table() {
         let mut request = call(&service, id);
         match request.poll() {
             Poll::Pending => running.push(request),
-            Poll::Ready(Ok(())) => unreachable!("nobody finishes"),
+            Poll::Ready(Ok(())) => unreachable!("no request finishes"),
             Poll::Ready(Err(error)) => {
                 assert_eq!(error.rejected().unwrap().reason(), RejectReason::TableFull);
             }
@@ -247,7 +247,7 @@ fn any_bytes_in_a_header_are_a_tenant_or_invalid() {
                 );
                 invalid += 1;
             }
-            Poll::Pending => unreachable!("nobody waits"),
+            Poll::Pending => unreachable!("no request waits"),
         }
     }
     assert!(tenants.len() > 1_000 && invalid > 1_000);

@@ -547,7 +547,7 @@ fn extract() -> impl Fn(&Request<Job>) -> Option<Key> + Clone {
     move |req: &Request<Job>| {
         mine.is_used();
         let name = req.body().name;
-        (name != "nobody").then(|| Key::new(name))
+        (name != "anonymous").then(|| Key::new(name))
     }
 }
 
@@ -860,7 +860,7 @@ impl World {
                 drop(held);
                 self.limiter.as_ref_limiter().set_max_tenants(usize::MAX);
             }
-            RejectedWithoutTenant => self.arrive("nobody").end(),
+            RejectedWithoutTenant => self.arrive("anonymous").end(),
             NotLimited => {
                 let mut going = self.arrive("exempt");
                 self.set(&plant.open);

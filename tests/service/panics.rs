@@ -308,8 +308,8 @@ mod over_http {
         let full = layer(1);
         full.limiter().set_max_tenants(0);
         assert_eq!(answer(full).await, RejectReason::TableFull);
-        let nobody = (|_: &Request<_>| None) as Extract;
-        let missing = TenantConcurrencyLayer::new(1, nobody).http();
+        let anonymous = (|_: &Request<_>| None) as Extract;
+        let missing = TenantConcurrencyLayer::new(1, anonymous).http();
         assert_eq!(answer(missing).await, RejectReason::MissingTenant);
     }
 

@@ -121,7 +121,7 @@ impl Outbox {
         })
     }
 
-    /// Queues again what a killed worker was sending. Nobody knows what became of it.
+    /// Queues again what a killed worker was sending. Whether it was delivered is unknown.
     pub fn recover(&self) -> Result<()> {
         let sql = "UPDATE outbox SET status = 'queued' WHERE status = 'sending'";
         self.0.execute(sql, [])?;

@@ -76,7 +76,7 @@ impl Worker {
         }
     }
 
-    /// Makes one attempt. The back-off is a time in the table: nobody sleeps with the permit.
+    /// Makes one attempt. The back-off is a time in the table: no permit is held in the meantime.
     async fn deliver(self, delivery: Delivery, permit: Permit) {
         let sent = self.send(&delivery).await;
         let back_off =

@@ -126,7 +126,7 @@ async fn ended_well(mut worker: Child) -> bool {
     with_timeout(worker.wait()).await.unwrap().success()
 }
 
-/// Kills the worker as nobody can prevent, and waits until the receivers know.
+/// Kills the worker by a signal that cannot be caught, and waits until the receivers notice.
 async fn kill(mut worker: Child, receivers: &[&Receiver]) {
     worker.kill().await.unwrap();
     for receiver in receivers {
@@ -256,7 +256,7 @@ async fn a_row_is_dead_after_its_last_attempt_and_says_why() {
     let hanging = Receiver::start("hanging", BusyService::new(), |_| false).await;
     let soon = Duration::from_millis(100);
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let nobody = Customer {
+    let unreachable = Customer {
         name: "gone".to_owned(),
         url: format!("http://{}/", gone.local_addr().unwrap()),
         ..broken.customer(1, LONG, SHORT)
@@ -265,7 +265,7 @@ async fn a_row_is_dead_after_its_last_attempt_and_says_why() {
     let customers = [
         (broken.customer(2, LONG, SHORT), 3),
         (hanging.customer(2, soon, SHORT), 4),
-        (nobody, 2),
+        (unreachable, 2),
     ];
     let database = database("dead", &customers);
 

@@ -195,7 +195,7 @@ impl Page {
             .await;
     }
 
-    /// Keeps a picture in the directory `$SCREENSHOTS`, if there is one, for somebody to look at.
+    /// Keeps a picture in the directory `$SCREENSHOTS`, if there is one, for a person to look at.
     pub async fn shoot(&self, name: &str) {
         if let Some(directory) = env::var_os("SCREENSHOTS") {
             let picture = self.client.screenshot().await.unwrap();
