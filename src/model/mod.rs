@@ -482,7 +482,7 @@ fn a_gate_is_not_idle_while_a_granted_waiter_has_not_collected() {
         assert!(gate.arm_drain(), "idle before the waiter had its turn");
         assert!(
             !release.join().unwrap(),
-            "told before the waiter had its turn"
+            "woken before the waiter had its turn"
         );
         assert!(release_of(&gate));
     });

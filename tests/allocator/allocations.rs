@@ -88,7 +88,7 @@ fn requests() -> Vec<Request<&'static str>> {
     (0..101).map(|_| request()).collect()
 }
 
-/// Fills the one slot of a tenant.
+/// Takes the one permit of a tenant.
 fn fill<Q>(limiter: &TenantLimiter<Q::Owned>, tenant: &Q) -> Permit
 where
     Q: std::hash::Hash + Eq + ToOwned + ?Sized,
@@ -210,8 +210,8 @@ fn a_request_without_a_tenant_costs_no_allocation() {
 
 #[test]
 fn being_observed_costs_one_allocation_for_each_admitted_request_and_being_counted_none() {
-    let told = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&told);
+    let events = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&events);
     let counts = move |_: Option<&u64>, _: Event| {
         count.fetch_add(1, Ordering::Relaxed);
     };
@@ -228,7 +228,7 @@ fn being_observed_costs_one_allocation_for_each_admitted_request_and_being_count
         assert_available(layer.limiter(), 7, 1, 2);
         evict_all(layer.limiter());
     }
-    assert!(told.load(Ordering::Relaxed) > 300);
+    assert!(events.load(Ordering::Relaxed) > 300);
 }
 
 /// A body that has not ended.

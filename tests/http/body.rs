@@ -1,4 +1,4 @@
-//! How long an HTTP request keeps its slot, with response bodies made by hand.
+//! How long an HTTP request holds its permit, with response bodies made by hand.
 
 use std::{
     cell::RefCell,
@@ -43,7 +43,7 @@ enum Seen {
     End,
 }
 
-/// A body that does what the test tells it, and that cannot be moved.
+/// A body that follows a script, and that cannot be moved.
 #[derive(Debug, Default)]
 struct Script {
     steps: RefCell<VecDeque<Step>>,
@@ -53,7 +53,7 @@ struct Script {
 }
 
 impl Script {
-    /// A body that shows its end only by another poll, and tells no length.
+    /// A body that shows its end only by another poll, and has no known length.
     fn of(steps: &[Step]) -> Self {
         Self {
             steps: RefCell::new(steps.iter().copied().collect()),

@@ -42,11 +42,11 @@ type Limited = TenantConcurrency<Handler, Tenant, Extract, Http>;
 /// A file of 20 kB.
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/http/server.rs");
 
-/// The outcomes that an observer is told.
+/// The outcomes that an observer sees.
 struct Outcomes(UnboundedReceiver<Outcome>);
 
 impl Outcomes {
-    /// A limiter with one slot for each tenant, and how its requests end.
+    /// A limiter with one permit for each tenant, and the outcomes of its requests.
     fn of_one() -> (TenantLimiter<Tenant>, Self) {
         let (sender, outcomes) = unbounded_channel();
         let observer = move |_: Option<&Tenant>, event| {
@@ -72,7 +72,7 @@ fn layered() -> (TestLayer, Outcomes) {
     (layer.http(), outcomes)
 }
 
-/// A body that shows its end only by another poll, and tells no length.
+/// A body that shows its end only by another poll, and has no known length.
 fn frames(frames: impl IntoIterator<Item = Frame<Bytes>, IntoIter: Send + 'static>) -> Body {
     let frames = frames.into_iter().map(Ok::<_, Infallible>);
     Body::new(StreamBody::new(stream::iter(frames)))

@@ -80,7 +80,7 @@ async fn fifty_routes_built_twenty_times_over_are_one_limit_and_one_task() {
 async fn open_and_reset(client: &mut http2::SendRequest<Body>) {
     with_timeout(client.ready()).await.unwrap();
     let mut response = Box::pin(client.send_request(request("/0", "T")));
-    // Far enough for the request to be on its way; whether it arrives is for the server to tell.
+    // Far enough for the request to be on its way; whether it arrives is up to the server.
     let _ = tokio::time::timeout(Duration::from_millis(1), &mut response).await;
 }
 

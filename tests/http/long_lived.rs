@@ -1,4 +1,4 @@
-//! Work that outlives its response, and streams: what keeps a slot, and for how long.
+//! Work that outlives its response, and streams: what holds a permit, and for how long.
 
 use std::{
     convert::Infallible,
@@ -79,7 +79,7 @@ impl Jobs {
     }
 }
 
-/// Ends a case whose slots are given back by other threads, which may not be through yet.
+/// Checks a tenant whose permits are released by other threads, which may not have done so yet.
 async fn wind_up_jobs(limiter: &TenantLimiter<Tenant>, queue: usize) {
     until(|| limiter.in_flight("T") == 0).await;
     assert_available(limiter, "T", 1, queue);
@@ -317,7 +317,7 @@ fn a_handle_below_two_layers_keeps_the_permits_of_both() {
     assert_eq!(in_flight(), [1, 0]);
     drop(permit);
 
-    // The response keeps each slot as the layer says that the slot is of.
+    // The response holds each permit for as long as the layer of that permit says.
     let to_the_head = sharing(1).hold(Hold::Head);
     let layers = |handler| to_the_head.layer(inner.layer(handler));
     let (response, permit) = admitted(layers, "/");
@@ -334,10 +334,10 @@ fn a_handle_below_two_layers_keeps_the_permits_of_both() {
 fn an_observer_sees_the_outcome_once_the_last_handle_is_dropped() {
     for (answered, outcome) in [(true, Outcome::Completed), (false, Outcome::Cancelled)] {
         let outcomes = Arc::new(Mutex::new(Vec::new()));
-        let told = Arc::clone(&outcomes);
+        let observed = Arc::clone(&outcomes);
         let note = move |_: Option<&Tenant>, event| {
             if let Event::Released { outcome, .. } = event {
-                told.lock().unwrap().push(outcome);
+                observed.lock().unwrap().push(outcome);
             }
         };
         let limiter = TenantLimiter::builder(1).observer(note).build();
@@ -416,7 +416,7 @@ fn is_stream(req: &Request<Body>) -> bool {
     req.uri().path() == "/events"
 }
 
-/// Opens four event streams of T, tells the status of a request to `/work` beside them, and ends
+/// Opens four event streams of T, returns the status of a request to `/work` beside them, and ends
 /// two of them while the client of the others leaves.
 async fn work_beside_four_streams(
     router: Router,

@@ -1,4 +1,4 @@
-//! Connections by the hundred that ask for much and never read keep no slot for ever: real servers
+//! Connections by the hundred that ask for much and never read hold no permit for ever: real servers
 //! over loopback TCP.
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};

@@ -1,4 +1,4 @@
-//! One permit, one slot: taken once, given back once.
+//! One permit, one slot: acquired once, released once.
 
 use std::{
     sync::{
@@ -108,7 +108,7 @@ mod bodies {
         assert_eq!(
             layer.limiter().in_flight(&"T"),
             1,
-            "the body holds the slot"
+            "the body holds the permit"
         );
         (response, layer.limiter().clone())
     }

@@ -1,4 +1,4 @@
-//! Requests that go away: in the line, with a slot they have not collected, or running.
+//! Requests that are dropped: in the queue, with a grant that they have not collected, or running.
 
 use std::{thread, time::Duration};
 
@@ -83,7 +83,7 @@ fn a_slot_passes_over_any_number_of_dropped_waiters() {
     waiters.iter_mut().for_each(|w| assert_pending!(w.poll()));
     let mut last = waiters.pop().unwrap();
     drop(holder);
-    // From the front, so that each is granted the slot just before it goes.
+    // From the front, so that each is granted the slot just before it is dropped.
     for waiter in waiters {
         assert!(waiter.is_woken());
         drop(waiter);
@@ -133,7 +133,7 @@ fn a_waiter_cancelled_in_the_middle_does_not_change_the_order_of_the_others() {
     waiters.iter_mut().for_each(|w| assert_pending!(w.poll()));
     drop(waiters.remove(4));
     drop(waiters.remove(1));
-    // Takes the place of the last, behind those who were ahead of it.
+    // Takes the place of the last, behind those that were ahead of it.
     let mut newcomer = call(&service, "T");
     assert_pending!(newcomer.poll());
     waiters.push(newcomer);

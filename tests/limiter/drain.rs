@@ -1,4 +1,4 @@
-//! Taking a limiter out of service: who is rejected, who is served, and what is left.
+//! Taking a limiter out of service: which requests are rejected, which are served, and what is left.
 
 use std::{
     pin::Pin,

@@ -23,7 +23,8 @@ use crate::support::{
     Tenant, assert_available, evict_all, evict_idle_now, manual, reason, run_with_timeout,
 };
 
-/// What an observer was events: who would have waited, and why who would have been rejected.
+/// The events of requests that would have waited, and the reasons of those that would have been
+/// rejected.
 type Events = Arc<Mutex<Vec<Option<RejectReason>>>>;
 
 fn limiter(limit: usize, queue: usize) -> (TenantLimiter<Tenant>, Events) {

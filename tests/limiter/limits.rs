@@ -33,7 +33,7 @@ fn limit(limiter: &TenantLimiter<Tenant>, tenant: Tenant) -> usize {
     limiter.stats(&tenant).expect("not tracked").limit
 }
 
-/// A request for a permit of `T` that waits in the line.
+/// A request for a permit of `T` that waits in the queue.
 fn waiter(
     limiter: &TenantLimiter<Tenant>,
 ) -> Spawn<impl Future<Output = Result<Permit, Rejected>> + use<>> {
@@ -145,23 +145,23 @@ fn a_limit_of_one_tenant_survives_its_eviction_until_it_is_cleared() {
 fn a_raise_admits_waiters_at_once_in_their_order() {
     let limiter = TenantLimiter::new(1).overflow(queue(4));
     let held = limiter.try_acquire(&"T").unwrap();
-    let mut line: Vec<_> = (0..4).map(|_| waiter(&limiter)).collect();
+    let mut waiters: Vec<_> = (0..4).map(|_| waiter(&limiter)).collect();
     limiter.set_default_limit(3);
     assert_eq!((limiter.in_flight(&"T"), limiter.waiting(&"T")), (3, 2));
     limiter.set_limit(&"T", 4);
     assert_eq!((limiter.in_flight(&"T"), limiter.waiting(&"T")), (4, 1));
-    let woken: Vec<_> = line.iter().map(|waiter| waiter.is_woken()).collect();
+    let woken: Vec<_> = waiters.iter().map(|waiter| waiter.is_woken()).collect();
     assert_eq!(woken, [true, true, true, false]);
-    let mut last = line.pop().unwrap();
+    let mut last = waiters.pop().unwrap();
     assert_pending!(last.poll());
-    let permits: Vec<_> = line
+    let permits: Vec<_> = waiters
         .iter_mut()
         .map(|w| assert_ready_ok!(w.poll()))
         .collect();
     limiter.clear_limit(&"T");
     drop((held, permits));
     drop(assert_ready_ok!(last.poll()));
-    drop((line, last));
+    drop((waiters, last));
     assert_all_released(&limiter, "T", 3, 4);
 }
 
@@ -224,17 +224,17 @@ fn a_limit_beyond_the_largest_is_the_largest() {
 fn pausing_a_tenant_rejects_its_waiters_and_none_in_flight() {
     let limiter = TenantLimiter::new(1).overflow(queue(2));
     let permit = limiter.try_acquire(&"T").unwrap();
-    let mut line = [waiter(&limiter), waiter(&limiter)];
+    let mut waiters = [waiter(&limiter), waiter(&limiter)];
     limiter.set_limit(&"T", 0);
     assert_eq!((limiter.in_flight(&"T"), limiter.waiting(&"T")), (1, 0));
     // The answer stands, even if the tenant may go on before they look.
     limiter.set_limit(&"T", 2);
-    for waiter in &mut line {
+    for waiter in &mut waiters {
         assert!(waiter.is_woken());
         assert_eq!(reason(waiter.poll()), RejectReason::Paused);
     }
     assert_eq!(limiter.in_flight(&"T"), 1);
-    drop((permit, line));
+    drop((permit, waiters));
     assert_all_released(&limiter, "T", 2, 2);
 }
 

@@ -36,7 +36,7 @@ fn builder(limits: impl Into<Limits<Tenant>>) -> TenantLimiterBuilder<Tenant> {
     TenantLimiter::builder(limits).overflow(Overflow::queue(100).max_wait(Duration::MAX))
 }
 
-/// A request that waits in the line of its tenant.
+/// A request that waits in the queue of its tenant.
 fn waiter(
     limiter: &TenantLimiter<Tenant>,
     tenant: Tenant,
@@ -276,15 +276,15 @@ fn a_capacity_for_a_limiter_without_one_is_rejected_and_nothing_changes() {
 
 #[test]
 fn changes_of_limits_are_observed() {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let log = Arc::clone(&told);
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&events);
     let observer = move |tenant: Option<&Tenant>, event| match event {
         Event::LimitChanged { limit, .. } => log.lock().unwrap().push((tenant.copied(), limit)),
         Event::CapacityChanged { slots, .. } => log.lock().unwrap().push((None, Some(slots))),
         _ => {}
     };
     let limiter = builder(1).capacity(9).observer(observer).build();
-    let take = || std::mem::take(&mut *told.lock().unwrap());
+    let take = || std::mem::take(&mut *events.lock().unwrap());
     limiter.set_limit(&"T", 3);
     limiter.set_limit(&"T", 3);
     limiter.pause(&"T");
@@ -315,10 +315,10 @@ fn changes_of_limits_are_observed() {
     );
     change.capacity = Some(6);
     limiter.apply(change).unwrap();
-    let mut told = take();
-    told.sort();
+    let mut events = take();
+    events.sort();
     assert_eq!(
-        told,
+        events,
         [
             (None, Some(5)),
             (None, Some(6)),

@@ -232,7 +232,7 @@ fn assert_in_force_is_what_is_set(limiter: &Limiter, pair: [Change; 2]) {
     assert_eq!(not_what_is_set(limiter), None, "{pair:?}");
 }
 
-/// The first tenant whose rule changes when it is forgotten and comes again, with both rules.
+/// The first tenant whose rule changes when it is evicted and comes again, with both rules.
 fn not_what_is_set(limiter: &Limiter) -> Option<(u64, Rule, Rule)> {
     let rules = || {
         let rows = limiter.snapshot().tenants.into_iter();

@@ -1,4 +1,4 @@
-//! A slot whose time is up is given back, whatever polls or drops the request and whether anything
+//! A permit whose time is up is released, whatever polls or drops the request and whether anything
 //! does. By a paused clock.
 
 use std::{
@@ -61,7 +61,7 @@ fn layer(limiter: Limiter) -> TestLayer {
     TenantConcurrencyLayer::with_limiter(limiter, tenant as Extract).http()
 }
 
-/// A limiter with one slot for each tenant, and what its observer is told.
+/// A limiter with one permit for each tenant, and the events of its observer.
 fn observed(max: MaxHold) -> (Limiter, Log) {
     let log = Log::default();
     let events = Arc::clone(&log);
@@ -80,7 +80,7 @@ fn outcomes(log: &Log) -> Vec<Outcome> {
     log.lock().unwrap().iter().filter_map(outcome).collect()
 }
 
-/// Lets the task that takes slots back run, up to `duration` from now.
+/// Lets the task that expires permits run, up to `duration` from now.
 async fn pass(duration: Duration) {
     tokio::task::yield_now().await;
     advance(duration).await;
@@ -170,7 +170,7 @@ async fn a_response_that_may_go_on_does_so_uncounted() {
     let second = respond(&service);
     assert_eq!(limiter.in_flight("A"), 1);
     drop(body);
-    assert_eq!(limiter.in_flight("A"), 1, "given back twice");
+    assert_eq!(limiter.in_flight("A"), 1, "released twice");
     drop(second);
     assert_eq!(outcomes(&log), [Outcome::Expired, Outcome::Cancelled]);
 }
@@ -260,7 +260,7 @@ async fn permits_without_a_layer_are_bounded_by_choice() {
     assert!(permit.is_expired());
     let second = limiter.try_acquire(&"A").unwrap();
     drop(permit);
-    assert_eq!(limiter.in_flight("A"), 1, "given back twice");
+    assert_eq!(limiter.in_flight("A"), 1, "released twice");
     drop(second);
     assert_eq!(outcomes(&log), [Outcome::Expired, Outcome::Completed]);
 }
@@ -406,7 +406,7 @@ async fn without_requests_there_is_no_task_and_with_the_limiter_it_ends() {
     assert_eq!(tasks(), 1);
     drop(bodies);
     pass(LONGEST).await;
-    assert_eq!(tasks(), 0, "no slot is left");
+    assert_eq!(tasks(), 0, "no permit is left");
 
     let body = respond(&service);
     assert_eq!(tasks(), 1, "started again");
@@ -469,12 +469,12 @@ fn without_a_time_driver_no_permit_expires_and_the_observer_is_informed() {
     let bare = runtime::Builder::new_current_thread().build().unwrap();
     bare.block_on(async {
         let _body = respond(&service);
-        until_told(&log, Event::MaxHoldStopped).await;
+        until_observed(&log, Event::MaxHoldStopped).await;
     });
     assert_eq!(limiter.expired(), 0);
 }
 
-async fn until_told(log: &Log, event: Event) {
+async fn until_observed(log: &Log, event: Event) {
     while !log.lock().unwrap().contains(&event) {
         tokio::task::yield_now().await;
     }
@@ -501,7 +501,7 @@ impl std::task::Wake for Rude {
 async fn a_waker_and_an_observer_that_panic_keep_no_other_permit_from_expiring() {
     let observer = |_: Option<&Tenant>, event| {
         if let Event::Released { .. } = event {
-            std::panic::resume_unwind(Box::new("told"));
+            std::panic::resume_unwind(Box::new("observed"));
         }
     };
     let limiter = Limiter::builder(2)

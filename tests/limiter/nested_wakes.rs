@@ -1,4 +1,4 @@
-//! Wakers that poll at once, inside the wake: a long line is served to a bounded depth.
+//! Wakers that poll at once, inside the wake: a long queue is served to a bounded depth.
 
 use std::{
     cell::{Cell, RefCell},

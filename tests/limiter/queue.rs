@@ -1,4 +1,4 @@
-//! The line of a tenant: who is next, how long it is, and how long one stands in it.
+//! The queue of a tenant: which request is next, how many wait, and for how long.
 
 use std::{
     collections::VecDeque,
@@ -37,23 +37,23 @@ fn waiters_enter_in_the_order_of_their_arrival_while_others_keep_coming() {
     let (limiter, service) = (layer.limiter(), layer.layer(inner.clone()));
     let mut running = call(&service, "T");
     assert_pending!(running.poll());
-    let mut line: VecDeque<_> = (0..PLACES).map(|_| call(&service, "T")).collect();
-    line.iter_mut().for_each(|w| assert_pending!(w.poll()));
+    let mut waiters: VecDeque<_> = (0..PLACES).map(|_| call(&service, "T")).collect();
+    waiters.iter_mut().for_each(|w| assert_pending!(w.poll()));
     for entered in 1..3 * PLACES {
         assert_eq!(reason(call(&service, "T").poll()), RejectReason::QueueFull);
         inner.finish(1);
         assert_ready_ok!(running.poll());
         let mut newcomer = call(&service, "T");
         assert_pending!(newcomer.poll());
-        line.push_back(newcomer);
-        running = line.pop_front().unwrap();
+        waiters.push_back(newcomer);
+        running = waiters.pop_front().unwrap();
         assert!(running.is_woken());
-        assert!(!line.iter().any(|waiter| waiter.is_woken()));
+        assert!(!waiters.iter().any(|waiter| waiter.is_woken()));
         assert_pending!(running.poll());
         assert_eq!((inner.running("T"), inner.calls("T")), (1, entered + 1));
         assert_eq!(limiter.waiting(&"T"), PLACES);
     }
-    drop((running, line));
+    drop((running, waiters));
     assert_eq!(inner.peak("T"), 1);
     assert_all_released(limiter, "T", 1, PLACES);
 }
@@ -177,8 +177,8 @@ fn a_long_queue_of_one_tenant_delays_no_other() {
     let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(200));
     let (limiter, service) = (layer.limiter(), layer.layer(inner.clone()));
-    let mut line: VecDeque<_> = (0..201).map(|_| call(&service, "A")).collect();
-    line.iter_mut().for_each(|w| assert_pending!(w.poll()));
+    let mut waiters: VecDeque<_> = (0..201).map(|_| call(&service, "A")).collect();
+    waiters.iter_mut().for_each(|w| assert_pending!(w.poll()));
     assert_eq!((limiter.in_flight(&"A"), limiter.waiting(&"A")), (1, 200));
     for tenant in OTHERS {
         let mut running = call(&service, tenant);
@@ -186,15 +186,15 @@ fn a_long_queue_of_one_tenant_delays_no_other() {
         assert_pending!(running.poll());
         assert_pending!(waiter.poll());
         assert_eq!(inner.running(tenant), 1, "waits for another tenant");
-        // What a tenant frees is for its own line, however long that of another is.
+        // A permit that a tenant releases goes to its own queue, however long that of another is.
         drop(running);
         assert!(waiter.is_woken());
         assert_pending!(waiter.poll());
         assert_eq!((inner.running(tenant), inner.calls(tenant)), (1, 2));
-        assert!(!line[1].is_woken());
+        assert!(!waiters[1].is_woken());
     }
     assert_eq!(inner.calls("A"), 1);
-    drop(line);
+    drop(waiters);
     for tenant in OTHERS {
         assert_available(limiter, tenant, 1, 200);
     }

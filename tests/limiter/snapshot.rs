@@ -365,7 +365,7 @@ fn a_key_that_panics_when_cloned_fails_the_snapshot_and_nothing_else() {
     evict_all(&limiter);
 }
 
-/// Stops in a clone until it is told to go on.
+/// Stops in a clone until the test resumes it.
 #[derive(Debug)]
 struct Stops {
     armed: AtomicBool,

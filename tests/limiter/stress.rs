@@ -20,7 +20,7 @@ use tower_tenant::{Overflow, Permit, RejectReason, TenantConcurrencyLayer, Tenan
 
 use crate::support::{assert_available, evict_all, manual, run_with_timeout};
 
-/// Who is inside, now and at most.
+/// How many requests are running, now and at most.
 #[derive(Debug, Default)]
 struct Inside {
     now: AtomicUsize,

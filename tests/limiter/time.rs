@@ -115,7 +115,7 @@ async fn a_limiter_is_as_good_at_the_zero_of_its_clock() {
     assert_all_released(&limiter, "T", 1, 1);
 }
 
-/// Waits for a real thread while the clock is paused, and tells by how much the clock has moved.
+/// Waits for a real thread while the clock is paused, and returns by how much the clock has moved.
 async fn moved_while_a_thread_works() -> Duration {
     let (done, wait) = oneshot::channel();
     let start = Instant::now();

@@ -1,4 +1,4 @@
-//! The figures and reasons that a limiter gives: exact after every outcome, and telling.
+//! The figures and reasons of a limiter: exact after every outcome.
 
 use std::{convert::Infallible, future::pending, task::Poll, time::Duration};
 
@@ -33,7 +33,7 @@ async fn every_outcome_restores_the_figures() {
     let service = layer.layer(inner());
     let respond = |behaviour: Behaviour| {
         let response = assert_ready_ok!(call(&service, request(behaviour)).poll());
-        assert_eq!(figures(&limiter), (1, 0), "the body holds the slot");
+        assert_eq!(figures(&limiter), (1, 0), "the body holds the permit");
         Box::pin(response.into_body())
     };
     for round in 0..1_000 {

@@ -1,4 +1,4 @@
-//! The live view as a service: under axum and plain hyper, what it tells, and whom it obeys.
+//! The live view as a service: under axum and plain hyper, what it shows, and which requests it accepts.
 
 use std::{
     collections::HashMap,

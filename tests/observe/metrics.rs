@@ -234,7 +234,7 @@ async fn whatever_the_outcome_gauges_return_to_zero_and_sums_match() {
     );
     sent += 2.0;
 
-    // An event is told right after its figure has changed.
+    // An event is observed right after its figure has changed.
     let mut scraped = scrape(addr).await;
     while value(&scraped, IN_FLIGHT) + value(&scraped, WAITING) > 0.0 {
         scraped = scrape(addr).await;
@@ -399,7 +399,7 @@ fn labelling(bound: usize) -> (TenantLimiter<u64>, impl Fn(&str) -> Option<f64>)
     (limiter, rejected)
 }
 
-/// Labels are registered wherever an event is told, on any thread.
+/// Labels are registered wherever an event is observed, on any thread.
 struct Recording(TenantMetrics<u64>, PrometheusRecorder);
 
 impl Observer<u64> for Recording {

@@ -143,27 +143,31 @@ impl<K: Clone + Send + Sync + 'static> Observer<K> for Log<K> {
 struct EventCounts(HashMap<Observed, usize>);
 
 impl EventCounts {
-    fn add(&mut self, told: impl IntoIterator<Item = Observed>) {
-        for told in told {
-            *self.0.entry(told).or_default() += 1;
+    fn add(&mut self, observed: impl IntoIterator<Item = Observed>) {
+        for observed in observed {
+            *self.0.entry(observed).or_default() += 1;
         }
     }
 
     fn of(&self, kind: impl Fn(Observed) -> bool) -> usize {
-        let counts = self.0.iter().filter(|(told, _)| kind(**told));
+        let counts = self.0.iter().filter(|(observed, _)| kind(**observed));
         counts.map(|(_, count)| count).sum()
     }
 
     /// Checks the counts against the number of requests sent, at a moment when none is left.
     fn assert_balanced(&self, requests: usize) {
-        let admitted = self.of(|told| matches!(told, Admitted(_)));
-        let rejected = self.of(|told| matches!(told, Rejected(..)));
-        let cancelled = self.of(|told| told == Cancelled);
-        let released = self.of(|told| matches!(told, Released(_)));
-        let waits = |told| matches!(told, Admitted(true) | Rejected(_, true) | Cancelled);
+        let admitted = self.of(|observed| matches!(observed, Admitted(_)));
+        let rejected = self.of(|observed| matches!(observed, Rejected(..)));
+        let cancelled = self.of(|observed| observed == Cancelled);
+        let released = self.of(|observed| matches!(observed, Released(_)));
+        let waits = |observed| matches!(observed, Admitted(true) | Rejected(_, true) | Cancelled);
         assert_eq!(requests, admitted + rejected + cancelled);
         assert_eq!(admitted, released, "in flight");
-        assert_eq!(self.of(|told| told == Queued), self.of(waits), "waiting");
+        assert_eq!(
+            self.of(|observed| observed == Queued),
+            self.of(waits),
+            "waiting"
+        );
     }
 }
 
@@ -431,9 +435,9 @@ async fn check_all_endings<F, B>(
         let ending = ENDINGS[number % ENDINGS.len()];
         harness.end(ending).await;
         harness.assert_idle();
-        let told = log.take();
-        assert_eq!(told, ending.expected(holds_body), "{ending:?}");
-        counts.add(told);
+        let observed = log.take();
+        assert_eq!(observed, ending.expected(holds_body), "{ending:?}");
+        counts.add(observed);
         requests += ending.requests();
     }
     counts.assert_balanced(requests);
@@ -483,7 +487,7 @@ fn builder(limit: usize, queue: usize, log: &Log<Tenant>) -> TenantLimiterBuilde
         .observer(log.clone())
 }
 
-/// A request of a limiter without a layer, from its arrival in the line.
+/// A request of a limiter without a layer, from its arrival in the queue.
 fn wait(limiter: &Limiter, tenant: Tenant) -> Waiting {
     let limiter = limiter.clone();
     let mut request: Spawn<Pin<Box<dyn Future<Output = _> + Send>>> =
@@ -686,7 +690,7 @@ fn a_service_that_fails_to_be_ready_after_a_wait_has_failed() {
 
 // OB1
 #[tokio::test(start_paused = true)]
-async fn waits_and_holds_are_told_to_the_nanosecond() {
+async fn waits_and_holds_are_measured_to_the_nanosecond() {
     for capacity in [false, true] {
         let mut log = Log::new();
         log.times_holds = true;
@@ -707,7 +711,7 @@ async fn waits_and_holds_are_told_to_the_nanosecond() {
         advance(Duration::from_millis(5_001) - nanos(1_000)).await;
         assert_ready_err!(expires.poll());
         drop(held);
-        // It runs from when it knows, not from when the slot came free.
+        // It runs from when it knows, not from when the permit was released.
         advance(nanos(7)).await;
         let permit = assert_ready_ok!(admitted.poll());
         advance(nanos(400_000)).await;
@@ -811,13 +815,13 @@ fn the_tenant_of_a_request_is_observed_if_it_has_one() {
 #[test]
 fn tracked_less_evicted_is_how_many_are_tracked() {
     let counts = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
-    let told = Arc::clone(&counts);
+    let observed = Arc::clone(&counts);
     let limiter = TenantLimiter::<usize>::builder(1)
         .evictor(manual(Duration::ZERO))
         .max_tenants(100)
         .observer(move |_: Option<&usize>, event| match event {
-            Event::Tracked => drop(told[0].fetch_add(1, Ordering::SeqCst)),
-            Event::Evicted => drop(told[1].fetch_add(1, Ordering::SeqCst)),
+            Event::Tracked => drop(observed[0].fetch_add(1, Ordering::SeqCst)),
+            Event::Evicted => drop(observed[1].fetch_add(1, Ordering::SeqCst)),
             _ => {}
         })
         .build();
@@ -863,7 +867,7 @@ impl<K> Observer<K> for Panics {
 }
 
 impl Panics {
-    fn assert_each_kind_was_told(&self) {
+    fn assert_each_kind_was_observed(&self) {
         let counts = self.0.lock().unwrap();
         let kinds = counts.0.keys().map(std::mem::discriminant);
         assert_eq!(kinds.collect::<std::collections::HashSet<_>>().len(), 8);
@@ -882,7 +886,7 @@ async fn an_observer_that_panics_harms_no_request() {
         for layer in layers(|| pair(log.clone(), panics.clone())) {
             check_all_endings(layer.http(), &log, true).await;
         }
-        panics.assert_each_kind_was_told();
+        panics.assert_each_kind_was_observed();
         panics.0.lock().unwrap().0.clear();
     }
 }
@@ -940,11 +944,11 @@ fn an_observer_may_use_the_limiter() {
                     harness.end(ending).await;
                     harness.assert_idle();
                 }
-                let told: usize = ENDINGS
+                let observed: usize = ENDINGS
                     .iter()
                     .map(|ending| ending.expected(true).len())
                     .sum();
-                assert!(reenters.times.load(Ordering::SeqCst) - before > told);
+                assert!(reenters.times.load(Ordering::SeqCst) - before > observed);
                 evict_idle_now(&limiter);
                 assert_eq!(limiter.tracked(), 1, "the observer has come back at once");
                 *reenters.limiter.lock().unwrap() = None;

@@ -364,10 +364,10 @@ async fn an_observer_sees_the_outcome_of_each_request() {
     for hold in [Hold::Body, Hold::Head] {
         let receiver = Receiver::start(BusyService::new()).await;
         let outcomes = Arc::<Mutex<Vec<Outcome>>>::default();
-        let told = Arc::clone(&outcomes);
+        let observed = Arc::clone(&outcomes);
         let observer = move |_: Option<&Tenant>, event: Event| {
             if let Event::Released { outcome, .. } = event {
-                told.lock().unwrap().push(outcome);
+                observed.lock().unwrap().push(outcome);
             }
         };
         let limiter = Limiter::builder(1)
@@ -397,7 +397,7 @@ async fn an_observer_sees_the_outcome_of_each_request() {
     }
 }
 
-/// Tells whether the slot of "T" was still taken when what runs of a request was dropped.
+/// Notes whether the permit of "T" was still held when what runs of a request was dropped.
 struct Watch {
     limiter: Limiter,
     held: Arc<AtomicBool>,
@@ -449,7 +449,10 @@ async fn a_request_that_is_dropped_releases_its_permit_or_its_place() {
     }
     running.abort();
     assert!(running.await.unwrap_err().is_cancelled());
-    assert!(held.load(SeqCst), "the slot was free before the work ended");
+    assert!(
+        held.load(SeqCst),
+        "the permit was released before the work ended"
+    );
     assert_all_released(&limiter, "T", 1, 1);
     assert_eq!(receiver.service.calls("T"), 1);
 }
@@ -475,7 +478,7 @@ async fn above_retry_one_permit_is_held_through_all_attempts_and_pauses() {
     assert_all_released(&limiter, "A", 1, 1);
 }
 
-/// Whether the slot of a request that pauses before its second attempt is free for another.
+/// Whether the permit of a request that pauses before its second attempt is released.
 async fn free_in_a_pause(hold: Hold, path: &str) -> bool {
     let (receiver, limiter) = (Receiver::start(BusyService::quick()).await, shedding(1));
     let pauses = Pauses::of(ENDLESS);

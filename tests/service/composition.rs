@@ -313,7 +313,7 @@ async fn a_timeout_outside_releases_permit_and_place() {
         let rejected = assert_ready_err!(requests[2].poll());
         assert_eq!(reason_of(rejected), Some(RejectReason::QueueFull));
         drop(requests.pop());
-        // The one who waits gives up first, so that the slot is not handed to it.
+        // The waiter is dropped first, so that the permit is not granted to it.
         for request in requests.into_iter().rev() {
             assert!(request.await.unwrap_err().is::<Elapsed>());
         }
@@ -476,7 +476,7 @@ fn a_global_limit_inside_is_not_used_by_requests_that_wait_for_their_tenant() {
     assert_pending!(other.poll());
     assert_eq!(inner.running("U"), 1);
 
-    // Both global slots are taken: an admitted waiter keeps its slot while it waits for one.
+    // Both global slots are taken: an admitted waiter holds its permit while it waits for one.
     inner.finish(1);
     assert_ready_ok!(running.poll());
     let mut third = call(&service, "V");

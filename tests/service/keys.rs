@@ -1,4 +1,4 @@
-//! Who counts as one tenant, and what tenants can do to each other.
+//! Which requests are of one tenant, and what tenants can do to each other.
 
 use std::{
     collections::HashSet,
@@ -46,7 +46,7 @@ fn made_up_tenants_neither_run_nor_are_tracked_beyond_the_table() {
         assert!(layer.limiter().tracked() <= 100);
     }
     assert_eq!(running.len(), 100);
-    // Those who are in are limited as ever.
+    // Tracked tenants are limited as before.
     for id in 0..100 {
         let mut second = call(&service, id);
         assert_pending!(second.poll());

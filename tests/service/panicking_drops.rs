@@ -1,4 +1,4 @@
-//! A value of the user that panics when it is dropped costs neither a slot nor a place in the
+//! A value of the user that panics when it is dropped costs neither a permit nor a place in the
 //! queue, whichever value it is and wherever it is dropped.
 //!
 //! One value is planted at a time. Its n-th drop in a scenario panics, for each n there is; after
@@ -76,7 +76,7 @@ const VALUES: [Value; 16] = [
     Value::Owners,
 ];
 
-/// What goes through the limiter, and how it is told to.
+/// What goes through the limiter, and in which way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Front {
     TryAcquire,

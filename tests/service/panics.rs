@@ -1,4 +1,4 @@
-//! A panic of the user's code costs no slot, and the layer adds none of its own.
+//! A panic of the user's code costs no permit, and the layer adds none of its own.
 
 use std::{
     any::Any,
@@ -390,7 +390,7 @@ fn a_panic_in_poll_ready_after_a_wait_releases_the_permit() {
     assert_available(layer.limiter(), "T", 1, 8);
 }
 
-/// A service whose `poll_ready` panics while it is told to.
+/// A service whose `poll_ready` panics while the test says so.
 #[derive(Clone, Debug)]
 struct Unready {
     inner: BusyService,

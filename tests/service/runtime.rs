@@ -174,7 +174,7 @@ fn a_waiter_that_outlives_its_runtime_is_rejected_or_served_but_not_stuck() {
     paused_runtime().block_on(everything_works(&layer));
 }
 
-/// Uses `count` layers once each, drops them, and tells how many live on.
+/// Uses `count` layers once each, drops them, and returns how many live on.
 async fn live_on(count: usize) -> usize {
     let dropped = Arc::new(());
     for _ in 0..count {

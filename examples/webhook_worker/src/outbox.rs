@@ -1,4 +1,4 @@
-//! The outbox: what is to be sent to whom, in SQLite.
+//! The outbox: the callbacks that are to be sent, in SQLite.
 //!
 //! All that is known about a delivery is in its row, so that a worker that is killed loses nothing:
 //!

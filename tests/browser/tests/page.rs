@@ -1,4 +1,4 @@
-//! The page of the live view in headless Chromium: what it shows is what the limiter tells.
+//! The page of the live view in headless Chromium: it shows the figures of the limiter.
 
 mod browser;
 #[path = "../../support/mod.rs"]
@@ -541,10 +541,10 @@ async fn characters_that_are_not_seen_or_turn_text_around_are_marked_by_their_co
         let details = "[...document.querySelectorAll('#rows .name')].find(name => name.textContent.includes('U+202E')).click();
             return document.getElementById('who').innerHTML.includes('U+202E')";
         assert_eq!(page.run(details).await, true);
-        let told = "return fetch('/ops/tenants/snapshot.json').then(answer => answer.json()).then(json => json.tenants.map(row => row.tenant.name))";
-        let told = page.run(told).await;
+        let script = "return fetch('/ops/tenants/snapshot.json').then(answer => answer.json()).then(json => json.tenants.map(row => row.tenant.name))";
+        let listed = page.run(script).await;
         for (name, ..) in &names {
-            assert!(told.as_array().unwrap().contains(&json!(name)), "{name:?}");
+            assert!(listed.as_array().unwrap().contains(&json!(name)), "{name:?}");
         }
     })
     .await;

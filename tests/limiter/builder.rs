@@ -1,16 +1,15 @@
 //! What is fixed when a limiter is built, and what changes while it runs.
 
-mod support;
-
 use std::{str::FromStr, time::Duration};
 
-use support::{assert_available, evict_all, manual};
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_tenant::{
     BoxError, Capacity, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
     extract::MissingTenant, limiter::snapshot::SortBy,
 };
+
+use crate::support::{assert_available, evict_all, manual, reason};
 
 #[tokio::test]
 async fn an_owned_acquire_is_spawned_and_stored() {
@@ -40,7 +39,7 @@ fn an_owned_acquire_joins_the_queue_when_it_is_polled_and_leaves_it_when_it_is_d
     assert_pending!(waiting.poll());
     assert_eq!(limiter.waiting(&7), 1);
     let rejected = task::spawn(limiter.acquire_owned(7)).poll();
-    assert_eq!(support::reason(rejected), RejectReason::QueueFull);
+    assert_eq!(reason(rejected), RejectReason::QueueFull);
     drop((waiting, never_polled));
     assert_eq!(limiter.waiting(&7), 0);
     drop(held);
@@ -73,7 +72,7 @@ fn a_setter_takes_effect_for_all_handles_and_an_overflow_policy_for_one() {
     let mut waiting = task::spawn(queueing.acquire_owned(7));
     assert_pending!(waiting.poll());
     let rejected = task::spawn(limiter.acquire_owned(7)).poll();
-    assert_eq!(support::reason(rejected), RejectReason::AtLimit);
+    assert_eq!(reason(rejected), RejectReason::AtLimit);
     queueing.set_max_tenants(1);
     let rejected = limiter.try_acquire(&8).unwrap_err();
     assert_eq!(rejected.reason(), RejectReason::TableFull);
@@ -92,7 +91,7 @@ fn limiters_built_from_one_capacity_share_nothing() {
     };
     let [first, second] = [build(), build()];
     let held = first.try_acquire(&1).unwrap();
-    drop(second.try_acquire(&1).expect("its own slot"));
+    drop(second.try_acquire(&1).expect("a permit of its own"));
     let held = [held, second.try_acquire(&2).unwrap()];
     let mut waiting = [&first, &second].map(|limiter| task::spawn(limiter.acquire_owned(3)));
     waiting
