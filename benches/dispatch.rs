@@ -36,10 +36,10 @@ const REQUESTING: [&str; 4] = [
 ];
 
 fn main() {
-    let told = |flag: &str| env::args().any(|arg| arg == flag);
-    if told("--gungraun-run") {
+    let has = |flag: &str| env::args().any(|arg| arg == flag);
+    if has("--gungraun-run") {
         counted::run();
-    } else if told("--bench") && !told("--test") {
+    } else if has("--bench") && !has("--test") {
         let since = SystemTime::now();
         counted::run();
         compare(since);
@@ -266,7 +266,7 @@ fn line_up(limiter: &TenantLimiter<u64>, tenant: usize, waker: &Waker) -> Acquir
     waiting
 }
 
-/// Notes who was woken last.
+/// Notes which waiter was woken last.
 struct Woken {
     tenant: usize,
     woken: Arc<AtomicUsize>,

@@ -35,7 +35,7 @@ async fn compare(rounds: usize, requests: usize) {
     let mut ratios = Vec::new();
     let mut rates = Vec::new();
     for round in 0..rounds {
-        // Whoever goes first may find the machine in another mood.
+        // The first run may find the machine in another state.
         let (a, b) = if round % 2 == 0 {
             (without, with)
         } else {

@@ -85,7 +85,7 @@ async fn work(State(inside): State<Inside>, headers: HeaderMap) -> &'static str 
     "done"
 }
 
-/// Who is in the handler: how many of each tenant now, and at most.
+/// The requests of each tenant in the handler, now and at most.
 #[derive(Clone, Default)]
 struct Inside(Arc<Mutex<HashMap<String, (usize, usize)>>>);
 

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Then open the address it prints. The page can pause a tenant, and change its limit. With
-//! `-- --for 5` it ends by itself after 5 seconds, with 1 if a figure it was told was wrong; with
+//! `-- --for 5` it ends by itself after 5 seconds, with 1 if a figure was wrong; with
 //! `-- --port 8080` the address stays the same.
 
 use std::{env, error::Error, net::SocketAddr, process::ExitCode, time::Duration};
@@ -53,12 +53,12 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Checks what the view tells again and again.
+/// Checks what the view shows again and again.
 async fn watch(server: SocketAddr, time: Duration) -> Result<String, Box<dyn Error>> {
     let (client, end, mut checks) = (client(), Instant::now() + time, 0);
     loop {
         sleep(Duration::from_millis(250)).await;
-        let figures = told(&client, server).await?;
+        let figures = figures_of(&client, server).await?;
         figures.check()?;
         checks += 1;
         if Instant::now() < end {
@@ -179,10 +179,10 @@ fn client() -> Client<HttpConnector, Body> {
     Client::builder(TokioExecutor::new()).build_http()
 }
 
-/// What the view tells.
+/// What the view shows.
 struct Figures(Value);
 
-async fn told(
+async fn figures_of(
     client: &Client<HttpConnector, Body>,
     server: SocketAddr,
 ) -> Result<Figures, Box<dyn Error>> {
@@ -192,7 +192,7 @@ async fn told(
 }
 
 impl Figures {
-    /// Whether what the view tells can be true.
+    /// Whether what the view shows can be true.
     fn check(&self) -> Result<(), String> {
         let (Self(total), rows) = (self, self.rows());
         let number = |value: &Value, figure: &str| value[figure].as_u64().unwrap_or(u64::MAX);

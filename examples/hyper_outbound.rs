@@ -38,7 +38,7 @@ use tower_tenant::{Overflow, Rejected, TenantConcurrencyLayer, extension};
 const CAP: usize = 2;
 const WORK: Duration = Duration::from_millis(50);
 
-/// Whom a callback is for.
+/// The customer of a callback.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Customer(&'static str);
 
@@ -133,7 +133,7 @@ async fn receive(inside: Inside) -> SocketAddr {
     address
 }
 
-/// Who is with the receiver: how many callbacks of each customer now, and at most.
+/// The callbacks of each customer at the receiver, now and at most.
 #[derive(Clone, Default)]
 struct Inside(Arc<Mutex<HashMap<String, (usize, usize)>>>);
 

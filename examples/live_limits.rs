@@ -93,7 +93,7 @@ fn put_in_force(limiter: &TenantLimiter<String>, text: &str) -> Result<(), BoxEr
     Ok(limiter.apply(settings)?)
 }
 
-/// Whoever reads the file finds all of it, or what it was before.
+/// A reader of the file finds all of it, or what it was before.
 fn write(file: &Path, text: &str) -> io::Result<()> {
     let draft = file.with_extension("draft");
     fs::write(&draft, text)?;

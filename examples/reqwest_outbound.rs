@@ -37,7 +37,7 @@ use tower_tenant::{Overflow, Rejected, TenantLimiter, http::Hold, reqwest::Tenan
 const CAP: usize = 2;
 const WORK: Duration = Duration::from_millis(20);
 
-/// Whom a callback is for.
+/// The customer of a callback.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Customer(&'static str);
 
@@ -101,7 +101,7 @@ async fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Retries outside and the limiter inside: each attempt takes a slot, none is held in a pause.
+/// Retries outside and the limiter inside: each attempt acquires a permit, and none is held in a pause.
 fn client(limit: usize) -> ClientWithMiddleware {
     let limiter =
         TenantLimiter::new(limit).overflow(Overflow::queue(10).max_wait(Duration::from_secs(10)));
@@ -109,7 +109,7 @@ fn client(limit: usize) -> ClientWithMiddleware {
     let pauses = ExponentialBackoff::builder()
         .retry_bounds(WORK, 4 * WORK)
         .build_with_max_retries(10);
-    // A failed response is kept through the pause that follows: with its body would be the slot.
+    // A failed response is kept through the pause that follows: with its body it would hold the permit.
     let limited = TenantMiddleware::new(limiter, customer).hold(Hold::Head);
     let client = Client::builder().no_proxy().build().expect("a client");
     ClientBuilder::new(client)
@@ -164,7 +164,7 @@ async fn receive(inside: Inside) -> String {
     format!("http://{address}")
 }
 
-/// Who is with the receivers.
+/// The callbacks at the receivers.
 #[derive(Clone, Default)]
 struct Inside(Arc<Mutex<HashMap<String, Seen>>>);
 

@@ -4,7 +4,7 @@
 //! cargo run -p examples --example websocket
 //! ```
 //!
-//! The slot of a request ends with its response, which for a WebSocket is the head with status 101.
+//! The permit of a request is released with its response, which for a WebSocket is the head with status 101.
 //! The handler therefore moves the handle on the permit into the task that serves the socket.
 
 use std::net::SocketAddr;
@@ -34,16 +34,16 @@ const CAP: usize = 2;
 async fn main() {
     let (server, limiter) = serve().await;
 
-    let mut first = open(server, "acme").await.expect("a free slot");
-    let mut second = open(server, "acme").await.expect("a free slot");
+    let mut first = open(server, "acme").await.expect("a free permit");
+    let mut second = open(server, "acme").await.expect("a free permit");
     println!("acme opens {CAP} sockets");
-    let status = open(server, "acme").await.expect_err("no slot is free");
+    let status = open(server, "acme").await.expect_err("no permit is free");
     println!("its next one is answered {status}, before any upgrade");
     assert_eq!(status, 429);
-    let mut other = open(server, "zenith").await.expect("a slot of its own");
+    let mut other = open(server, "zenith").await.expect("a permit of its own");
     println!("zenith opens one all the same");
     assert_eq!(health(server).await, 200);
-    println!("/health is well, and nobody's");
+    println!("/health is well, and of no tenant");
     assert_eq!(limiter.exempted(), 1);
 
     for socket in [&mut first, &mut second, &mut other] {
@@ -57,9 +57,9 @@ async fn main() {
     while limiter.in_flight("acme") > 0 {
         tokio::task::yield_now().await;
     }
-    println!("acme closes one and loses the other: both slots are free");
-    open(server, "acme").await.expect("a free slot");
-    open(server, "acme").await.expect("a free slot");
+    println!("acme closes one and loses the other: both permits are released");
+    open(server, "acme").await.expect("a free permit");
+    open(server, "acme").await.expect("a free permit");
 }
 
 /// Starts the server; this is all that an application has to do.

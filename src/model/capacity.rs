@@ -92,7 +92,7 @@ fn a_slot_granted_to_a_cancelled_waiter_goes_to_another_tenant() {
 }
 
 #[test]
-fn a_slot_given_back_while_another_tenant_is_about_to_wait_reaches_it() {
+fn a_slot_released_while_another_tenant_is_about_to_wait_reaches_it() {
     explore(|| {
         let limiter = sharing(1, 1);
         let permit = limiter.try_acquire(&TENANT).unwrap();
@@ -166,7 +166,7 @@ fn a_pause_and_a_close_leave_no_request_in_the_queue() {
 }
 
 #[test]
-fn a_slot_taken_in_vain_reaches_the_waiter_for_it() {
+fn a_slot_acquired_in_vain_reaches_its_waiter() {
     explore_to(2, || {
         let limiter = sharing(1, 2);
         let rivals = [(); 2].map(|()| {
@@ -182,7 +182,7 @@ fn a_slot_taken_in_vain_reaches_the_waiter_for_it() {
 }
 
 #[test]
-fn a_newcomer_does_not_pass_a_waiter_of_a_full_tenant() {
+fn a_new_request_does_not_pass_a_waiter_of_a_full_tenant() {
     explore(|| {
         let limiter = sharing(1, 1);
         // Tracked already: a new tenant comes to the lock.
@@ -200,7 +200,7 @@ fn a_newcomer_does_not_pass_a_waiter_of_a_full_tenant() {
 }
 
 #[test]
-fn a_dry_run_that_begins_and_ends_leaves_both_slots_where_they_were() {
+fn a_dry_run_that_begins_and_ends_keeps_the_count_of_both_slots() {
     explore_to(2, || {
         let limiter = sharing(1, 1);
         let permit = limiter.try_acquire(&OTHER).unwrap();

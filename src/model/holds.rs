@@ -30,7 +30,7 @@ fn assert_none_is_bounded(limiter: &TenantLimiter<u8>) {
 }
 
 #[test]
-fn a_slot_that_is_dropped_as_its_time_is_up_goes_to_one_waiter() {
+fn a_permit_that_is_dropped_as_it_expires_goes_to_one_waiter() {
     explore(|| {
         let limiter = bounded();
         let permit = limiter.try_acquire(&TENANT).unwrap();
@@ -50,7 +50,7 @@ fn a_slot_that_is_dropped_as_its_time_is_up_goes_to_one_waiter() {
 }
 
 #[test]
-fn a_slot_whose_time_is_up_comes_to_a_request_about_to_wait() {
+fn a_permit_that_expires_goes_to_a_request_about_to_wait() {
     explore(|| {
         let limiter = bounded();
         let permit = limiter.try_acquire(&TENANT).unwrap();
@@ -67,7 +67,7 @@ fn a_slot_whose_time_is_up_comes_to_a_request_about_to_wait() {
 }
 
 #[test]
-fn two_that_take_slots_back_give_each_back_once() {
+fn two_threads_that_expire_permits_release_each_once() {
     explore(|| {
         let limiter = bounded();
         let permit = limiter.try_acquire(&TENANT).unwrap();
@@ -98,11 +98,11 @@ fn given_back(end: fn(&Bound) -> bool) -> usize {
 }
 
 #[test]
-fn the_last_handle_that_goes_as_the_time_is_up_leaves_the_slot_to_be_taken_back_once() {
+fn the_last_handle_that_is_dropped_as_the_permit_expires_releases_it_once() {
     explore(|| assert_eq!(given_back(Bound::let_go), 1));
 }
 
 #[test]
-fn a_kept_slot_that_is_dropped_as_its_time_is_up_is_given_back_once() {
+fn a_kept_permit_that_is_dropped_as_it_expires_is_released_once() {
     explore(|| assert_eq!(given_back(Bound::end), 1));
 }

@@ -148,7 +148,7 @@ fn a_dry_run_of_one_tenant_takes_no_more_than_the_capacity() {
 }
 
 #[test]
-fn a_dry_run_that_ends_leaves_each_tenant_the_limit_that_is_set() {
+fn a_dry_run_that_ends_restores_the_limit_that_is_set_for_each_tenant() {
     explore(|| {
         let limiter = limiter(1);
         limiter.set_dry_run(true);

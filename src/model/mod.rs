@@ -114,7 +114,7 @@ fn assert_at_rest(limiter: &TenantLimiter<u8>, limit: usize) {
 }
 
 #[test]
-fn two_newcomers_do_not_share_one_slot() {
+fn two_new_requests_do_not_share_one_slot() {
     explore(|| {
         let limiter = limiter(1);
         let inside = sync::Arc::new(Inside::default());
@@ -170,7 +170,7 @@ fn a_slot_granted_to_a_cancelled_waiter_goes_to_the_next() {
 }
 
 #[test]
-fn a_cancelled_waiter_takes_nothing_along() {
+fn a_cancelled_waiter_keeps_no_slot() {
     explore(|| {
         let limiter = limiter(1);
         let permit = limiter.try_acquire(&TENANT).unwrap();
@@ -188,7 +188,7 @@ fn a_cancelled_waiter_takes_nothing_along() {
 }
 
 #[test]
-fn a_newcomer_does_not_pass_a_waiter() {
+fn a_new_request_does_not_pass_a_waiter() {
     explore(|| {
         let limiter = limiter(1);
         let permit = limiter.try_acquire(&TENANT).unwrap();
@@ -304,7 +304,7 @@ fn a_limit_set_while_its_tenant_is_first_tracked_is_in_force() {
 }
 
 #[test]
-fn two_changes_of_a_limit_leave_the_one_in_the_book() {
+fn two_changes_of_a_limit_leave_the_one_that_is_stored() {
     explore(|| {
         let limiter = limiter(1);
         drop(limiter.try_acquire(&TENANT));
@@ -322,7 +322,7 @@ fn two_changes_of_a_limit_leave_the_one_in_the_book() {
 }
 
 #[test]
-fn closing_to_newcomers_serves_those_that_wait_already() {
+fn closing_to_new_requests_serves_those_that_wait_already() {
     explore(|| {
         let limiter = limiter(1);
         let permit = limiter.try_acquire(&TENANT).unwrap();
@@ -345,7 +345,7 @@ fn closing_to_newcomers_serves_those_that_wait_already() {
 }
 
 #[test]
-fn a_dry_run_that_begins_lets_in_a_request_about_to_wait() {
+fn a_dry_run_that_begins_admits_a_request_about_to_wait() {
     explore(|| {
         let limiter = limiter(1);
         let permit = limiter.try_acquire(&TENANT).unwrap();
@@ -363,7 +363,7 @@ fn a_dry_run_that_begins_lets_in_a_request_about_to_wait() {
 }
 
 #[test]
-fn a_dry_run_that_ends_leaves_no_slot_behind() {
+fn a_dry_run_that_ends_leaks_no_slot() {
     explore_to(1, || {
         let limiter = limiter(1);
         limiter.set_dry_run(true);
@@ -451,7 +451,7 @@ fn the_last_release_notifies_the_drain() {
 }
 
 #[test]
-fn drain_ends_when_the_last_request_has_left() {
+fn drain_ends_with_the_last_request() {
     explore(|| {
         let limiter = limiter(1);
         // loom does not see how std's `OnceLock` orders what is made in it.
@@ -470,7 +470,7 @@ fn drain_ends_when_the_last_request_has_left() {
 }
 
 #[test]
-fn a_gate_is_not_idle_while_a_waiter_is_owed_its_slot() {
+fn a_gate_is_not_idle_while_a_granted_waiter_has_not_collected() {
     explore(|| {
         let gate = Arc::new(gate_of_one());
         let joined = gate.join(1, Waker::noop(), 0);
@@ -492,7 +492,7 @@ fn a_gate_is_not_idle_while_a_waiter_is_owed_its_slot() {
 }
 
 #[test]
-fn eviction_never_parts_a_tenant_in_two() {
+fn eviction_never_makes_two_entries_of_a_tenant() {
     explore(|| {
         let limiter = limiter(1);
         let inside = sync::Arc::new(Inside::default());
@@ -516,7 +516,7 @@ fn eviction_never_parts_a_tenant_in_two() {
 }
 
 #[test]
-fn eviction_leaves_a_waiter_its_place() {
+fn eviction_takes_no_place_from_a_waiter() {
     explore(|| {
         let limiter = limiter(1);
         let permit = limiter.try_acquire(&TENANT).unwrap();

@@ -93,7 +93,7 @@ fn visit_under_eviction(visit: impl Fn(&Original) + Send + Sync + Clone + 'stati
 
 #[test]
 #[should_panic = "two of one tenant"]
-fn the_original_parts_a_tenant_in_two() {
+fn the_original_makes_two_entries_of_a_tenant() {
     explore(|| {
         let inside = sync::Arc::new(Inside::default());
         let visitors = inside.clone();

@@ -28,7 +28,7 @@ use tower_tenant::{
 
 use crate::{
     counting::allocations,
-    support::{forget_all, probe},
+    support::{assert_available, evict_all},
 };
 
 fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
@@ -88,7 +88,7 @@ fn requests() -> Vec<Request<&'static str>> {
     (0..101).map(|_| request()).collect()
 }
 
-/// Fills the one slot of a tenant.
+/// Takes the one permit of a tenant.
 fn fill<Q>(limiter: &TenantLimiter<Q::Owned>, tenant: &Q) -> Permit
 where
     Q: std::hash::Hash + Eq + ToOwned + ?Sized,
@@ -112,8 +112,8 @@ fn a_number_costs_no_allocation() {
         let permit = fill(layer.limiter(), &7);
         assert_eq!(cost(service, numbers(), false), 0, "rejected");
         drop(permit);
-        probe(layer.limiter(), 7, 1, 2);
-        forget_all(layer.limiter());
+        assert_available(layer.limiter(), 7, 1, 2);
+        evict_all(layer.limiter());
     });
 }
 
@@ -127,8 +127,8 @@ fn a_borrowed_name_costs_no_allocation() {
         let permit = fill(layer.limiter(), "a tenant with a name");
         assert_eq!(cost(service, requests(), false), 0, "rejected");
         drop(permit);
-        probe(layer.limiter(), "a tenant with a name".to_owned(), 1, 2);
-        forget_all(layer.limiter());
+        assert_available(layer.limiter(), "a tenant with a name".to_owned(), 1, 2);
+        evict_all(layer.limiter());
     });
 }
 
@@ -141,8 +141,8 @@ fn a_header_costs_no_allocation() {
         let permit = fill(layer.limiter(), "a tenant with a name");
         assert_eq!(cost(service, requests(), false), 0, "rejected");
         drop(permit);
-        probe(layer.limiter(), "a tenant with a name".to_owned(), 1, 2);
-        forget_all(layer.limiter());
+        assert_available(layer.limiter(), "a tenant with a name".to_owned(), 1, 2);
+        evict_all(layer.limiter());
     });
 }
 
@@ -165,8 +165,8 @@ fn a_host_in_its_shortest_form_costs_no_allocation() {
         assert_eq!(cost(service.clone(), requests(), false), 0, "{header}");
         drop(permit);
     }
-    probe(layer.limiter(), "acme.example".to_owned(), 1, 2);
-    forget_all(layer.limiter());
+    assert_available(layer.limiter(), "acme.example".to_owned(), 1, 2);
+    evict_all(layer.limiter());
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn a_borrowed_name_that_may_be_invalid_costs_no_allocation() {
     let permit = fill(layer.limiter(), "a tenant with a name");
     assert_eq!(cost(service, requests(), false), 0, "rejected");
     drop(permit);
-    forget_all(layer.limiter());
+    evict_all(layer.limiter());
 }
 
 #[test]
@@ -189,8 +189,8 @@ fn an_extension_costs_no_allocation() {
     let permit = fill(layer.limiter(), &7);
     assert_eq!(cost(service, requests(), false), 0, "rejected");
     drop(permit);
-    probe(layer.limiter(), 7, 1, 2);
-    forget_all(layer.limiter());
+    assert_available(layer.limiter(), 7, 1, 2);
+    evict_all(layer.limiter());
 }
 
 #[test]
@@ -210,8 +210,8 @@ fn a_request_without_a_tenant_costs_no_allocation() {
 
 #[test]
 fn being_observed_costs_one_allocation_for_each_admitted_request_and_being_counted_none() {
-    let told = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&told);
+    let events = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&events);
     let counts = move |_: Option<&u64>, _: Event| {
         count.fetch_add(1, Ordering::Relaxed);
     };
@@ -225,10 +225,10 @@ fn being_observed_costs_one_allocation_for_each_admitted_request_and_being_count
         let permit = fill(layer.limiter(), &7);
         assert_eq!(cost(service, numbers(), false), 0, "rejected");
         drop(permit);
-        probe(layer.limiter(), 7, 1, 2);
-        forget_all(layer.limiter());
+        assert_available(layer.limiter(), 7, 1, 2);
+        evict_all(layer.limiter());
     }
-    assert!(told.load(Ordering::Relaxed) > 300);
+    assert!(events.load(Ordering::Relaxed) > 300);
 }
 
 /// A body that has not ended.
@@ -291,8 +291,8 @@ fn an_admitted_http_request_costs_no_allocation_whatever_holds_its_permit() {
             cost as f64 / 100.0
         );
         drop(permit);
-        probe(layer.limiter(), "a tenant with a name".to_owned(), 1, 2);
-        forget_all(layer.limiter());
+        assert_available(layer.limiter(), "a tenant with a name".to_owned(), 1, 2);
+        evict_all(layer.limiter());
     });
 }
 
@@ -310,8 +310,8 @@ fn a_handle_costs_two_allocations_and_an_exempt_request_none() {
         let permit = fill(exempting.limiter(), "a tenant with a name");
         assert_eq!(cost(service, requests(), true), 0);
         drop(permit);
-        probe(exempting.limiter(), "a tenant with a name".to_owned(), 1, 2);
-        forget_all(exempting.limiter());
+        assert_available(exempting.limiter(), "a tenant with a name".to_owned(), 1, 2);
+        evict_all(exempting.limiter());
     });
 }
 
@@ -341,8 +341,8 @@ fn a_request_that_waits_costs_one_allocation_from_its_arrival_to_its_end() {
                 assert_eq!(allocations(&mut round), 1, "at most {max_wait:?}");
             }
             drop(permit);
-            probe(layer.limiter(), 7, 1, 2);
-            forget_all(layer.limiter());
+            assert_available(layer.limiter(), 7, 1, 2);
+            evict_all(layer.limiter());
         }
     });
 }
@@ -375,8 +375,8 @@ fn waiters_that_give_up_or_are_rejected_cost_no_more() {
     // Two wait at once: both fit the queue as it is.
     drop(permit);
     assert!(matches!(poll(first), Poll::Ready(Ok(()))));
-    probe(layer.limiter(), 7, 1, 2);
-    forget_all(layer.limiter());
+    assert_available(layer.limiter(), 7, 1, 2);
+    evict_all(layer.limiter());
 }
 
 #[test]
@@ -397,7 +397,7 @@ fn a_limiter_used_by_hand_costs_no_allocation() {
             }
         });
         assert_eq!(taken, 0);
-        probe(&limiter, "acme".to_owned(), 1, 2);
-        forget_all(&limiter);
+        assert_available(&limiter, "acme".to_owned(), 1, 2);
+        evict_all(&limiter);
     });
 }

@@ -6,7 +6,7 @@ use tower_tenant::{Capacity, TenantLimiter};
 
 use crate::{
     counting::{live, peak},
-    support::{forget_all, manual, probe},
+    support::{assert_available, evict_all, manual},
 };
 
 const MIB: usize = 1 << 20;
@@ -48,7 +48,7 @@ fn track(limiter: &TenantLimiter<u64>, tenants: std::ops::Range<u64>) {
 
 // ME1
 #[test]
-fn memory_comes_back_after_a_crowd_of_tenants() {
+fn memory_is_released_after_many_tenants() {
     let before = live();
     print("before", before);
     let limiter = TenantLimiter::<u64>::builder(4)
@@ -71,11 +71,11 @@ fn memory_comes_back_after_a_crowd_of_tenants() {
     let left = live() - before;
     assert!(left < MIB, "{left} bytes are left for 1000 tenants");
     drop(busy);
-    probe(&limiter, 7, 4, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 7, 4, 2);
+    evict_all(&limiter);
     print("empty", before);
     let left = live() - before;
-    assert!(left < MIB / 2, "{left} bytes are left for nobody");
+    assert!(left < MIB / 2, "{left} bytes are left without a tenant");
     drop(limiter);
     let left = live().saturating_sub(before);
     assert!(left < SLACK, "{left} bytes are left of a dropped limiter");
@@ -95,8 +95,8 @@ fn a_tracked_tenant_costs_128_bytes_and_its_key_at_most() {
         println!("{tenants} numbers: {each:.1} bytes each");
         let bound = (BYTES_PER_TENANT + size_of::<u64>()) as f64;
         assert!(each <= bound, "{each} bytes for each of {tenants}");
-        probe(&limiter, 7, 4, 2);
-        forget_all(&limiter);
+        assert_available(&limiter, 7, 4, 2);
+        evict_all(&limiter);
     }
     let before = live();
     let limiter = TenantLimiter::<String>::builder(4)
@@ -110,13 +110,13 @@ fn a_tracked_tenant_costs_128_bytes_and_its_key_at_most() {
     println!("{MANY} names of 20 bytes: {each:.1} bytes each");
     let bound = (BYTES_PER_TENANT + size_of::<String>() + 20) as f64;
     assert!(each <= bound, "{each} bytes for each name");
-    probe(&limiter, name(7), 4, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, name(7), 4, 2);
+    evict_all(&limiter);
 }
 
 // ME1
 #[test]
-fn a_crowd_that_leaves_bit_by_bit_gives_its_memory_back_too() {
+fn tenants_that_end_bit_by_bit_release_their_memory_too() {
     let before = live();
     let limiter = TenantLimiter::<u64>::builder(1)
         .evictor(manual(Duration::ZERO))
@@ -134,8 +134,8 @@ fn a_crowd_that_leaves_bit_by_bit_gives_its_memory_back_too() {
         let bound = held.len() * (2 * BYTES_PER_TENANT + 8) + MIB;
         assert!(left <= bound, "{left} bytes for {} tenants", held.len());
     }
-    probe(&limiter, 7, 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 7, 1, 2);
+    evict_all(&limiter);
 }
 
 // ME3
@@ -154,7 +154,7 @@ fn made_up_tenants_take_no_more_memory_than_the_table_allows() {
     let peak = peak - before;
     assert!(peak <= bound, "{peak} bytes for {MAX} tenants");
 
-    // All in use: newcomers are rejected and leave nothing.
+    // All in use: new tenants are rejected and leave no trace.
     limiter.set_evictor(manual(Duration::ZERO));
     limiter.evict_idle();
     let held: Vec<_> = (0..MAX as u64)
@@ -167,12 +167,12 @@ fn made_up_tenants_take_no_more_memory_than_the_table_allows() {
     let grown = live().saturating_sub(full);
     assert!(grown < SLACK, "rejections have left {grown} bytes");
     drop(held);
-    probe(&limiter, 7, 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 7, 1, 2);
+    evict_all(&limiter);
 }
 
 #[test]
-fn an_owner_is_forgotten_with_the_last_of_its_tenants() {
+fn an_owner_is_evicted_with_the_last_of_its_tenants() {
     let before = live();
     let capacity = Capacity::new(8).owners(|tenant: &u64| tenant / 2);
     let limiter = TenantLimiter::<u64>::builder(4)
@@ -183,16 +183,16 @@ fn an_owner_is_forgotten_with_the_last_of_its_tenants() {
     track(&limiter, 0..MANY);
     let each = (live() - empty) / (MANY as usize / 2);
     println!("{each} bytes for each owner of two tenants, of which 24 are keys and its id");
-    forget_all(&limiter);
+    evict_all(&limiter);
     let left = live().saturating_sub(empty);
     assert!(left < SLACK, "{left} bytes are left of the owners");
-    probe(&limiter, 7, 4, 2);
+    assert_available(&limiter, 7, 4, 2);
     drop(limiter);
     assert!(live().saturating_sub(before) < SLACK);
 }
 
 #[test]
-fn overrides_that_are_cleared_give_their_memory_back() {
+fn overrides_that_are_cleared_release_their_memory() {
     let limiter = TenantLimiter::<u64>::new(1);
     let before = live();
     for tenant in 0..50_000 {

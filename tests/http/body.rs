@@ -1,4 +1,4 @@
-//! How long an HTTP request keeps its slot, with response bodies made by hand.
+//! How long an HTTP request holds its permit, with response bodies made by hand.
 
 use std::{
     cell::RefCell,
@@ -21,7 +21,7 @@ use tower_tenant::{
     http::{BodyErrors, Hold, Http, ResponseBody},
 };
 
-use crate::support::{Gate, Tenant, call, probe};
+use crate::support::{BusyService, Tenant, assert_available, call};
 
 /// One poll of a [`Script`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,7 +43,7 @@ enum Seen {
     End,
 }
 
-/// A body that does what the test tells it, and that cannot be moved.
+/// A body that follows a script, and that cannot be moved.
 #[derive(Debug, Default)]
 struct Script {
     steps: RefCell<VecDeque<Step>>,
@@ -53,7 +53,7 @@ struct Script {
 }
 
 impl Script {
-    /// A body that shows its end only by another poll, and tells no length.
+    /// A body that shows its end only by another poll, and has no known length.
     fn of(steps: &[Step]) -> Self {
         Self {
             steps: RefCell::new(steps.iter().copied().collect()),
@@ -183,7 +183,7 @@ fn is_rejected(answer: &Answer) -> bool {
 
 // LT1
 #[test]
-fn a_slot_is_held_while_the_body_streams() {
+fn a_permit_is_held_while_the_body_streams() {
     let layer = layer(1);
     let service = layer.layer(Echo);
     let mut first = body_of(respond(
@@ -201,14 +201,14 @@ fn a_slot_is_held_while_the_body_streams() {
     }
     assert!(is_rejected(&respond(&service, Script::of(&[]))));
     assert_eq!(poll(&mut first), Seen::End);
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
     drop(first);
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }
 
 // LT1
 #[test]
-fn the_slot_is_free_once_the_body_has_failed() {
+fn the_permit_is_released_once_the_body_has_failed() {
     let layer = layer(1);
     let service = layer.layer(Echo);
     let mut body = body_of(respond(
@@ -218,14 +218,14 @@ fn the_slot_is_free_once_the_body_has_failed() {
     assert_eq!(poll(&mut body), Seen::Data("a".into()));
     assert_eq!(layer.limiter().in_flight("T"), 1);
     assert_eq!(poll(&mut body), Seen::Failed);
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
     drop(body);
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }
 
 // LT1
 #[test]
-fn the_slot_is_free_once_the_body_is_dropped_half_way() {
+fn the_permit_is_released_once_the_body_is_dropped_half_way() {
     let layer = layer(1);
     let service = layer.layer(Echo);
     let mut body = body_of(respond(
@@ -236,29 +236,29 @@ fn the_slot_is_free_once_the_body_is_dropped_half_way() {
     assert_eq!(poll(&mut body), Seen::Pending);
     assert_eq!(layer.limiter().in_flight("T"), 1);
     drop(body);
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }
 
 // LT1
 #[test]
-fn the_slot_is_free_once_a_response_is_dropped_unread() {
+fn the_permit_is_released_once_a_response_is_dropped_unread() {
     let layer = layer(1);
     let service = layer.layer(Echo);
     let answer = respond(&service, Script::of(&[Data("a")]));
     assert_eq!(layer.limiter().in_flight("T"), 1);
     drop(answer);
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }
 
 // LT1
 #[test]
-fn the_slot_is_free_once_the_future_is_dropped_before_the_head() {
-    let gate = Gate::shut();
+fn the_permit_is_released_once_the_future_is_dropped_before_the_head() {
+    let inner = BusyService::new();
     let layer = layer(1);
     let service = layer.layer(service_fn(move |req| {
-        let mut gate = gate.clone();
+        let mut inner = inner.clone();
         async move {
-            gate.call("T").await?;
+            inner.call("T").await?;
             Echo.call(req).await
         }
     }));
@@ -266,12 +266,12 @@ fn the_slot_is_free_once_the_future_is_dropped_before_the_head() {
     assert_pending!(request.poll());
     assert_eq!(layer.limiter().in_flight("T"), 1);
     drop(request);
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }
 
 // LT1
 #[test]
-fn the_body_of_the_first_lets_the_next_in_when_it_ends() {
+fn the_end_of_the_first_body_admits_the_next_request() {
     let layer = layer(1).overflow(Overflow::queue(2).max_wait(std::time::Duration::MAX));
     let service = layer.layer(Echo);
     let mut first = body_of(respond(&service, Script::of(&[Data("a")])));
@@ -292,12 +292,12 @@ fn the_body_of_the_first_lets_the_next_in_when_it_ends() {
     assert!(third.is_woken());
     drop(assert_ready_ok!(third.poll()));
     drop(third);
-    probe(layer.limiter(), "T", 1, 2);
+    assert_available(layer.limiter(), "T", 1, 2);
 }
 
 // LT1
 #[test]
-fn a_client_holds_its_slot_to_the_end_of_the_body_too() {
+fn a_client_holds_its_permit_to_the_end_of_the_body_too() {
     let layer = client_layer(1);
     let service = layer.layer(Echo);
     let mut body = body_of(respond(&service, Script::of(&[Data("a")])));
@@ -308,7 +308,7 @@ fn a_client_holds_its_slot_to_the_end_of_the_body_too() {
     assert!(rejected.unwrap_err().rejected().is_some());
     assert_eq!(poll(&mut body), Seen::Data("a".into()));
     assert_eq!(poll(&mut body), Seen::End);
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }
 
 // LT1
@@ -323,7 +323,7 @@ fn with_hold_head_the_body_counts_for_nothing() {
         assert_eq!(poll(body), Seen::Data("a".into()));
         assert_eq!(layer.limiter().in_flight("T"), 0);
     }
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }
 
 /// Every way of a body to go.
@@ -374,7 +374,7 @@ where
         }
         assert_eq!(layer.limiter().in_flight("T"), 0);
     }
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }
 
 // LT5
@@ -388,7 +388,7 @@ fn frames_trailers_errors_and_hints_pass_unchanged() {
 
 // LT7
 #[test]
-fn the_body_of_a_rejection_tells_its_length_and_its_end() {
+fn the_body_of_a_rejection_knows_its_length_and_its_end() {
     let layer = layer(0);
     let service = layer.layer(Echo);
     let answer = respond(&service, Script::of(&[]));
@@ -428,7 +428,7 @@ fn a_body_made_for_a_rejection_by_the_user_passes_unchanged() {
 
 // LT12
 #[test]
-fn a_body_that_knows_its_end_frees_the_slot_with_its_last_frame() {
+fn a_body_that_knows_its_end_releases_the_permit_with_its_last_frame() {
     let layer = layer(1);
     let service = layer.layer(Echo);
     for steps in [&[Data("a"), Data("b")][..], &[Data("a"), Trailers]] {
@@ -439,15 +439,15 @@ fn a_body_that_knows_its_end_frees_the_slot_with_its_last_frame() {
         assert!(body.is_end_stream());
         // The consumer has all it wants, and keeps the body.
         drop(body_of(respond(&service, Script::of(&[Data("c")]))));
-        probe(layer.limiter(), "T", 1, 0);
+        assert_available(layer.limiter(), "T", 1, 0);
         drop(body);
-        probe(layer.limiter(), "T", 1, 0);
+        assert_available(layer.limiter(), "T", 1, 0);
     }
 }
 
 // LT12
 #[test]
-fn a_body_that_does_not_know_its_end_holds_the_slot_until_it_is_dropped() {
+fn a_body_of_unknown_length_holds_the_permit_until_it_is_dropped() {
     let layer = layer(1);
     let service = layer.layer(Echo);
     let mut body = body_of(respond(
@@ -460,17 +460,17 @@ fn a_body_that_does_not_know_its_end_holds_the_slot_until_it_is_dropped() {
     assert!(!body.is_end_stream());
     assert!(is_rejected(&respond(&service, Script::of(&[]))));
     drop(body);
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }
 
 // LT12
 #[test]
-fn an_empty_body_frees_the_slot_with_the_head() {
+fn an_empty_body_releases_the_permit_with_the_head() {
     let layer = layer(1);
     let service = layer.layer(Echo);
     let body = body_of(respond(&service, Script::of(&[]).knowing_its_end()));
     assert!(body.is_end_stream());
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
     drop(body);
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }

@@ -31,7 +31,7 @@ use tower_tenant::{
 };
 
 use crate::{
-    support::{Gate, Tenant, probe, soon, until},
+    support::{BusyService, Tenant, assert_available, until, with_timeout},
     wire::{VERSIONS, Version, listen, tenant_in},
 };
 
@@ -55,13 +55,13 @@ fn pool(version: Version) -> Pool {
 }
 
 /// A receiver with no limit of its own, and a count of the connections it was asked for.
-async fn receiver(gate: &Gate) -> (SocketAddr, Arc<AtomicUsize>) {
-    let gate = gate.clone();
-    let passed = gate.clone();
-    let brief = move |req: Request<Body>| passed.clone().pass(tenant_in(&req).unwrap());
+async fn receiver(inner: &BusyService) -> (SocketAddr, Arc<AtomicUsize>) {
+    let inner = inner.clone();
+    let passed = inner.clone();
+    let brief = move |req: Request<Body>| passed.clone().serve_briefly(tenant_in(&req).unwrap());
     let work = move |req: Request<Body>| {
-        let mut gate = gate.clone();
-        async move { gate.call(tenant_in(&req).unwrap()).await.unwrap() }
+        let mut inner = inner.clone();
+        async move { inner.call(tenant_in(&req).unwrap()).await.unwrap() }
     };
     let busy = || std::future::ready(StatusCode::TOO_MANY_REQUESTS);
     let router = Router::new()
@@ -101,7 +101,7 @@ where
     E: Into<BoxError>,
     B: http_body::Body<Error: Into<BoxError>>,
 {
-    soon(async {
+    with_timeout(async {
         let response = service.oneshot(req).await.map_err(Into::into)?;
         let status = response.status();
         response.into_body().collect().await.map_err(Into::into)?;
@@ -128,14 +128,14 @@ fn reason(error: &BoxError) -> Option<RejectReason> {
 #[tokio::test]
 async fn the_receiver_never_sees_more_of_a_tenant_than_its_limit() {
     for version in VERSIONS {
-        let (gate, layer) = (Gate::shut(), shedding(2));
-        let (addr, _) = receiver(&gate).await;
+        let (inner, layer) = (BusyService::new(), shedding(2));
+        let (addr, _) = receiver(&inner).await;
         let service = layer.layer(pool(version));
         let mut a = ten_exchanges(&service, addr, "A");
         let mut b = ten_exchanges(&service, addr, "B");
         for exchanges in [&mut a, &mut b] {
             for _ in 0..8 {
-                let rejected = soon(exchanges.join_next())
+                let rejected = with_timeout(exchanges.join_next())
                     .await
                     .unwrap()
                     .unwrap()
@@ -143,45 +143,45 @@ async fn the_receiver_never_sees_more_of_a_tenant_than_its_limit() {
                 assert_eq!(reason(&rejected), Some(RejectReason::AtLimit));
             }
         }
-        until(|| gate.running("A") == 2 && gate.running("B") == 2).await;
-        gate.let_out(4);
+        until(|| inner.running("A") == 2 && inner.running("B") == 2).await;
+        inner.finish(4);
         for exchanges in [&mut a, &mut b] {
-            while let Some(served) = soon(exchanges.join_next()).await {
+            while let Some(served) = with_timeout(exchanges.join_next()).await {
                 assert_eq!(served.unwrap().unwrap(), StatusCode::OK);
             }
         }
         for tenant in ["A", "B"] {
-            assert_eq!(gate.peak(tenant), 2);
-            assert_eq!(gate.calls(tenant), 2);
-            probe(layer.limiter(), tenant, 2, 0);
+            assert_eq!(inner.peak(tenant), 2);
+            assert_eq!(inner.calls(tenant), 2);
+            assert_available(layer.limiter(), tenant, 2, 0);
         }
     }
 }
 
 // CO2
 #[tokio::test]
-async fn all_that_wait_are_sent_and_never_too_many_at_once() {
+async fn all_waiting_requests_are_sent_and_never_too_many_at_once() {
     for version in VERSIONS {
-        let (gate, layer) = (Gate::shut(), queueing(2, 8));
-        let (addr, _) = receiver(&gate).await;
+        let (inner, layer) = (BusyService::new(), queueing(2, 8));
+        let (addr, _) = receiver(&inner).await;
         let mut exchanges = ten_exchanges(&layer.layer(pool(version)), addr, "T");
-        until(|| gate.running("T") == 2 && layer.limiter().waiting("T") == 8).await;
-        gate.let_out(10);
-        while let Some(served) = soon(exchanges.join_next()).await {
+        until(|| inner.running("T") == 2 && layer.limiter().waiting("T") == 8).await;
+        inner.finish(10);
+        while let Some(served) = with_timeout(exchanges.join_next()).await {
             assert_eq!(served.unwrap().unwrap(), StatusCode::OK);
         }
-        assert_eq!(gate.peak("T"), 2);
-        assert_eq!(gate.calls("T"), 10);
-        probe(layer.limiter(), "T", 2, 8);
+        assert_eq!(inner.peak("T"), 2);
+        assert_eq!(inner.calls("T"), 10);
+        assert_available(layer.limiter(), "T", 2, 8);
     }
 }
 
 // LT1
 #[tokio::test]
-async fn a_response_that_is_not_read_keeps_its_slot() {
+async fn a_response_that_is_not_read_holds_its_permit() {
     for version in VERSIONS {
         let layer = shedding(1);
-        let (addr, _) = receiver(&Gate::open()).await;
+        let (addr, _) = receiver(&BusyService::quick()).await;
         let service = layer.layer(pool(version));
         for read_on in [true, false] {
             let req = || request(addr, "/work", "T");
@@ -197,7 +197,7 @@ async fn a_response_that_is_not_read_keeps_its_slot() {
             } else {
                 drop(response);
             }
-            probe(layer.limiter(), "T", 1, 0);
+            assert_available(layer.limiter(), "T", 1, 0);
             assert_eq!(
                 exchange(service.clone(), req()).await.unwrap(),
                 StatusCode::OK
@@ -210,7 +210,7 @@ async fn a_response_that_is_not_read_keeps_its_slot() {
 #[tokio::test]
 async fn trailers_of_the_receiver_arrive() {
     let layer = shedding(1);
-    let (addr, _) = receiver(&Gate::open()).await;
+    let (addr, _) = receiver(&BusyService::quick()).await;
     let service = layer.layer(pool(Version::Http2));
     let response = service
         .oneshot(request(addr, "/trailers", "T"))
@@ -219,7 +219,7 @@ async fn trailers_of_the_receiver_arrive() {
     let body = response.into_body().collect().await.unwrap();
     assert_eq!(body.trailers().unwrap()["grpc-status"], "7");
     assert_eq!(body.to_bytes(), "data");
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }
 
 /// A rejection that has come through a timeout, a buffer and a load shed.
@@ -244,7 +244,7 @@ async fn rejection_through_others(
 async fn a_rejection_is_found_in_the_boxes_of_other_layers() {
     for version in VERSIONS {
         let layer = shedding(1);
-        let (addr, connections) = receiver(&Gate::open()).await;
+        let (addr, connections) = receiver(&BusyService::quick()).await;
         let held = layer.limiter().try_acquire(&"T").unwrap();
         let service = layer.layer(pool(version));
 
@@ -259,7 +259,7 @@ async fn a_rejection_is_found_in_the_boxes_of_other_layers() {
         assert!(rejected.retry_after().unwrap() >= Duration::from_secs(1));
         assert_eq!(connections.load(Ordering::Relaxed), 0);
         drop(held);
-        probe(layer.limiter(), "T", 1, 0);
+        assert_available(layer.limiter(), "T", 1, 0);
     }
 }
 
@@ -267,8 +267,8 @@ async fn a_rejection_is_found_in_the_boxes_of_other_layers() {
 #[tokio::test]
 async fn the_receivers_own_429_is_a_response_and_ours_an_error() {
     for version in VERSIONS {
-        let (gate, layer) = (Gate::shut(), shedding(1));
-        let (addr, _) = receiver(&gate).await;
+        let (inner, layer) = (BusyService::new(), shedding(1));
+        let (addr, _) = receiver(&inner).await;
         let service = layer.layer(pool(version));
         let upstream = service
             .clone()
@@ -283,20 +283,24 @@ async fn the_receivers_own_429_is_a_response_and_ours_an_error() {
             .map(|_| exchange(service.clone(), request(addr, "/work", "T")))
             .collect();
         for _ in 0..49 {
-            let rejected = soon(exchanges.join_next())
+            let rejected = with_timeout(exchanges.join_next())
                 .await
                 .unwrap()
                 .unwrap()
                 .unwrap_err();
             assert!(rejected.is::<Rejected>());
         }
-        gate.let_out(1);
+        inner.finish(1);
         assert_eq!(
-            soon(exchanges.join_next()).await.unwrap().unwrap().unwrap(),
+            with_timeout(exchanges.join_next())
+                .await
+                .unwrap()
+                .unwrap()
+                .unwrap(),
             StatusCode::OK
         );
-        assert_eq!(gate.calls("T"), 1);
-        probe(layer.limiter(), "T", 1, 0);
+        assert_eq!(inner.calls("T"), 1);
+        assert_available(layer.limiter(), "T", 1, 0);
     }
 }
 
@@ -305,7 +309,7 @@ async fn the_receivers_own_429_is_a_response_and_ours_an_error() {
 async fn connections_are_pooled_as_before_and_rejections_open_none() {
     for version in VERSIONS {
         let layer = shedding(1);
-        let (addr, connections) = receiver(&Gate::open()).await;
+        let (addr, connections) = receiver(&BusyService::quick()).await;
         let service = layer.layer(pool(version));
         for _ in 0..20 {
             let req = request(addr, "/work", "T");
@@ -324,7 +328,7 @@ async fn connections_are_pooled_as_before_and_rejections_open_none() {
         }
         assert_eq!(connections.load(Ordering::Relaxed), opened);
         drop(held);
-        probe(layer.limiter(), "T", 1, 0);
+        assert_available(layer.limiter(), "T", 1, 0);
     }
 }
 
@@ -342,8 +346,8 @@ where
 // CO2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_requests_share_the_connections_of_the_few_in_flight() {
-    let (gate, layer) = (Gate::open(), queueing(4, 64));
-    let (addr, connections) = receiver(&gate).await;
+    let (inner, layer) = (BusyService::quick(), queueing(4, 64));
+    let (addr, connections) = receiver(&inner).await;
     let service = layer.layer(pool(Version::Http1));
     let started = Instant::now();
     let tasks = (0..64).map(|task| {
@@ -351,12 +355,12 @@ async fn ten_thousand_requests_share_the_connections_of_the_few_in_flight() {
         exchanges(service.clone(), addr, count)
     });
     tasks.collect::<JoinSet<()>>().join_all().await;
-    let (connections, peak) = (connections.load(Ordering::Relaxed), gate.peak("T"));
+    let (connections, peak) = (connections.load(Ordering::Relaxed), inner.peak("T"));
     println!("{connections} connections, {:?}", started.elapsed());
-    assert_eq!(gate.calls("T"), 10_000);
+    assert_eq!(inner.calls("T"), 10_000);
     assert_eq!(peak, 4, "at once");
     assert!(connections <= 16, "{connections} connections");
-    probe(layer.limiter(), "T", 4, 64);
+    assert_available(layer.limiter(), "T", 4, 64);
 }
 
 // CO3
@@ -371,16 +375,16 @@ async fn a_receiver_that_is_gone_is_an_error_of_the_client() {
             .await
             .unwrap_err();
         assert!(error.downcast_ref::<legacy::Error>().unwrap().is_connect());
-        probe(layer.limiter(), "T", 1, 0);
+        assert_available(layer.limiter(), "T", 1, 0);
     }
 }
 
 // CO3
 #[tokio::test]
-async fn a_call_that_times_out_outside_gives_its_slot_back() {
+async fn a_call_that_times_out_outside_releases_its_permit() {
     for version in VERSIONS {
-        let (gate, layer) = (Gate::shut(), shedding(1));
-        let (addr, _) = receiver(&gate).await;
+        let (inner, layer) = (BusyService::new(), shedding(1));
+        let (addr, _) = receiver(&inner).await;
         let service = ServiceBuilder::new()
             .layer(TimeoutLayer::new(Duration::from_millis(20)))
             .layer(layer.clone())
@@ -388,7 +392,7 @@ async fn a_call_that_times_out_outside_gives_its_slot_back() {
         for _ in 0..3 {
             let result = exchange(service.clone(), request(addr, "/work", "T")).await;
             assert!(result.unwrap_err().is::<Elapsed>());
-            probe(layer.limiter(), "T", 1, 0);
+            assert_available(layer.limiter(), "T", 1, 0);
         }
     }
 }

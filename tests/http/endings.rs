@@ -30,7 +30,7 @@ use tower_tenant::{
 };
 
 use crate::{
-    support::{Tenant, soon},
+    support::{Tenant, with_timeout},
     wire::{self, Answer, Client, VERSIONS, Version, listen, request, tenant_in},
 };
 
@@ -42,11 +42,11 @@ type Limited = TenantConcurrency<Handler, Tenant, Extract, Http>;
 /// A file of 20 kB.
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/http/server.rs");
 
-/// The outcomes that an observer is told.
+/// The outcomes that an observer sees.
 struct Outcomes(UnboundedReceiver<Outcome>);
 
 impl Outcomes {
-    /// A limiter with one slot for each tenant, and how its requests end.
+    /// A limiter with one permit for each tenant, and the outcomes of its requests.
     fn of_one() -> (TenantLimiter<Tenant>, Self) {
         let (sender, outcomes) = unbounded_channel();
         let observer = move |_: Option<&Tenant>, event| {
@@ -61,7 +61,7 @@ impl Outcomes {
     }
 
     async fn assert_next(&mut self, outcome: Outcome, case: impl Debug) {
-        assert_eq!(soon(self.0.recv()).await, Some(outcome), "{case:?}");
+        assert_eq!(with_timeout(self.0.recv()).await, Some(outcome), "{case:?}");
         assert!(self.0.is_empty(), "{case:?}");
     }
 }
@@ -72,7 +72,7 @@ fn layered() -> (TestLayer, Outcomes) {
     (layer.http(), outcomes)
 }
 
-/// A body that shows its end only by another poll, and tells no length.
+/// A body that shows its end only by another poll, and has no known length.
 fn frames(frames: impl IntoIterator<Item = Frame<Bytes>, IntoIter: Send + 'static>) -> Body {
     let frames = frames.into_iter().map(Ok::<_, Infallible>);
     Body::new(StreamBody::new(stream::iter(frames)))
@@ -206,7 +206,7 @@ async fn assert_all_complete(addr: SocketAddr, outcomes: &mut Outcomes) {
                 let case = (version, &method, path);
                 let mut client = Client::connect(addr, version).await;
                 let response = client.send(asking(&method, path)).await.expect(path);
-                let _ = soon(Answer::of(response)).await;
+                let _ = with_timeout(Answer::of(response)).await;
                 outcomes.assert_next(Outcome::Completed, case).await;
             }
         }
@@ -252,7 +252,7 @@ async fn a_client_that_hangs_up_half_way_has_cancelled() {
         for path in ["/stalled", "/tail", "/sse"] {
             let mut client = Client::connect(addr, version).await;
             let mut response = client.get(path, "T").await.unwrap();
-            soon(response.frame()).await.unwrap().unwrap();
+            with_timeout(response.frame()).await.unwrap().unwrap();
             drop((client, response));
             outcomes
                 .assert_next(Outcome::Cancelled, (version, path))
@@ -262,7 +262,7 @@ async fn a_client_that_hangs_up_half_way_has_cancelled() {
 }
 
 #[tokio::test]
-async fn with_the_slot_held_to_the_head_who_hangs_up_in_the_body_has_completed() {
+async fn with_hold_head_a_client_that_disconnects_in_the_body_has_completed() {
     let (layer, mut outcomes) = layered();
     let addr = serve(&layer.hold(Hold::Head)).await;
     for version in VERSIONS {
@@ -316,10 +316,10 @@ async fn become_a_tunnel(mut req: Request<Body>) -> Result<Response<Body>, Infal
 }
 
 async fn assert_echoes(response: Response<Incoming>) {
-    let mut tunnel = TokioIo::new(soon(upgrade::on(response)).await.unwrap());
+    let mut tunnel = TokioIo::new(with_timeout(upgrade::on(response)).await.unwrap());
     tunnel.write_all(b"hello").await.unwrap();
     let mut answer = [0; 5];
-    soon(tunnel.read_exact(&mut answer)).await.unwrap();
+    with_timeout(tunnel.read_exact(&mut answer)).await.unwrap();
     assert_eq!(&answer, b"hello");
 }
 
@@ -406,8 +406,8 @@ async fn a_response_that_a_client_reads_to_its_end_has_completed() {
             for method in [Method::GET, Method::HEAD] {
                 let mut req = asking(&method, path);
                 *req.uri_mut() = format!("http://{addr}{path}").parse().unwrap();
-                let response = soon(client.clone().oneshot(req)).await.unwrap();
-                let _ = soon(response.into_body().collect()).await;
+                let response = with_timeout(client.clone().oneshot(req)).await.unwrap();
+                let _ = with_timeout(response.into_body().collect()).await;
                 let cut = http2 && path == "/too-much" && method == Method::GET;
                 let outcome = if cut {
                     Outcome::Failed
@@ -421,9 +421,9 @@ async fn a_response_that_a_client_reads_to_its_end_has_completed() {
         }
         let mut req = asking(&Method::GET, "/stalled");
         *req.uri_mut() = format!("http://{addr}/stalled").parse().unwrap();
-        let response = soon(client.oneshot(req)).await.unwrap();
+        let response = with_timeout(client.oneshot(req)).await.unwrap();
         let mut body = response.into_body();
-        soon(body.frame()).await.unwrap().unwrap();
+        with_timeout(body.frame()).await.unwrap().unwrap();
         drop(body);
         outcomes.assert_next(Outcome::Cancelled, version).await;
     }
@@ -449,24 +449,26 @@ async fn a_response_that_reqwest_reads_to_its_end_has_completed() {
         for method in [Method::GET, Method::HEAD] {
             let url = format!("http://{addr}{path}");
             let req = plain.request(method.clone(), &url);
-            let response = soon(client.execute(req.build().unwrap())).await.unwrap();
-            soon(response.bytes()).await.unwrap();
+            let response = with_timeout(client.execute(req.build().unwrap()))
+                .await
+                .unwrap();
+            with_timeout(response.bytes()).await.unwrap();
             outcomes
                 .assert_next(Outcome::Completed, (path, &method))
                 .await;
 
             let req = plain.request(method.clone(), &url).build().unwrap();
-            let mut response = soon(layered.clone().oneshot(req)).await.unwrap();
-            while soon(response.chunk()).await.unwrap().is_some() {}
+            let mut response = with_timeout(layered.clone().oneshot(req)).await.unwrap();
+            while with_timeout(response.chunk()).await.unwrap().is_some() {}
             outcomes
                 .assert_next(Outcome::Completed, (path, &method))
                 .await;
         }
     }
-    let mut response = soon(client.get(format!("http://{addr}/stalled")).send())
+    let mut response = with_timeout(client.get(format!("http://{addr}/stalled")).send())
         .await
         .unwrap();
-    soon(response.chunk()).await.unwrap().unwrap();
+    with_timeout(response.chunk()).await.unwrap().unwrap();
     drop(response);
     outcomes.assert_next(Outcome::Cancelled, "dropped").await;
 }

@@ -13,7 +13,7 @@ use tower::{Service, ServiceExt};
 use tower_tenant::{Overflow, TenantConcurrencyLayer, http::Http};
 
 use crate::{
-    support::{Gate, Tenant, forget_all, manual, probe, soon, until},
+    support::{BusyService, Tenant, assert_available, evict_all, manual, until, with_timeout},
     wire::{self, Version, request, serve, tenant_in},
 };
 
@@ -23,26 +23,26 @@ fn layer(limit: usize) -> TenantConcurrencyLayer<Tenant, Extract, Http> {
     TenantConcurrencyLayer::new(limit, tenant_in as Extract).http()
 }
 
-async fn pass(mut gate: Gate, req: Request<Body>) -> Tenant {
+async fn pass(mut inner: BusyService, req: Request<Body>) -> Tenant {
     let tenant = tenant_in(&req).expect("a tenant that is limited");
-    gate.call(tenant).await.unwrap()
+    inner.call(tenant).await.unwrap()
 }
 
-fn router(gate: &Gate, routes: usize) -> Router {
+fn router(inner: &BusyService, routes: usize) -> Router {
     (0..routes).fold(Router::new(), |router, route| {
-        let gate = gate.clone();
-        router.route(&format!("/{route}"), get(move |req| pass(gate, req)))
+        let inner = inner.clone();
+        router.route(&format!("/{route}"), get(move |req| pass(inner, req)))
     })
 }
 
 // CO2
 #[tokio::test]
 async fn fifty_routes_built_twenty_times_over_are_one_limit_and_one_task() {
-    let (gate, layer) = (Gate::shut(), layer(2));
+    let (inner, layer) = (BusyService::new(), layer(2));
     let tasks = || Handle::current().metrics().num_alive_tasks();
     let before = tasks();
     let mut routers: Vec<_> = (0..20)
-        .map(|_| router(&gate, 50).layer(layer.clone()))
+        .map(|_| router(&inner, 50).layer(layer.clone()))
         .collect();
     assert_eq!(tasks(), before, "building starts no task");
     assert_eq!(layer.limiter().tracked(), 0);
@@ -67,30 +67,30 @@ async fn fifty_routes_built_twenty_times_over_are_one_limit_and_one_task() {
     }
     assert_eq!((admitted, rejected), (2, 998));
     assert_eq!(tasks(), before + 1, "the evictor of them all");
-    gate.let_out(2);
+    inner.finish(2);
     for response in running {
         assert_eq!(response.await.unwrap().status(), StatusCode::OK);
     }
-    assert_eq!(gate.peak("T"), 2);
-    probe(layer.limiter(), "T", 2, 0);
+    assert_eq!(inner.peak("T"), 2);
+    assert_available(layer.limiter(), "T", 2, 0);
 }
 
 /// Opens a stream, and resets it before it is answered, as a peer does that wants the work done and
 /// not the answer.
 async fn open_and_reset(client: &mut http2::SendRequest<Body>) {
-    soon(client.ready()).await.unwrap();
+    with_timeout(client.ready()).await.unwrap();
     let mut response = Box::pin(client.send_request(request("/0", "T")));
-    // Far enough for the request to be on its way; whether it arrives is for the server to tell.
+    // Far enough for the request to be on its way; whether it arrives is up to the server.
     let _ = tokio::time::timeout(Duration::from_millis(1), &mut response).await;
 }
 
 #[tokio::test]
-async fn a_flood_of_streams_that_are_opened_and_reset_leaks_no_slot_and_passes_no_limit() {
+async fn a_flood_of_streams_that_are_opened_and_reset_leaks_no_permit_and_exceeds_no_limit() {
     for overflow in [Overflow::reject(), Overflow::queue(4)] {
-        let gate = Gate::shut();
+        let inner = BusyService::new();
         let layer = layer(2).overflow(overflow);
         layer.limiter().set_evictor(manual(Duration::ZERO));
-        let addr = serve(router(&gate, 1).layer(layer.clone())).await;
+        let addr = serve(router(&inner, 1).layer(layer.clone())).await;
         for _ in 0..10 {
             let io = TokioIo::new(TcpStream::connect(addr).await.unwrap());
             let (mut client, connection) =
@@ -109,14 +109,14 @@ async fn a_flood_of_streams_that_are_opened_and_reset_leaks_no_slot_and_passes_n
             connection.abort();
         }
         until(|| layer.limiter().in_flight("T") + layer.limiter().waiting("T") == 0).await;
-        println!("{overflow:?}: {} of 500 streams came in", gate.calls("T"));
-        assert!(gate.calls("T") > 100, "the flood did not arrive");
-        assert!(gate.peak("T") <= 2);
-        assert_eq!(gate.running("T"), 0, "work goes on that nobody counts");
-        probe(layer.limiter(), "T", 2, 3);
+        println!("{overflow:?}: {} of 500 streams came in", inner.calls("T"));
+        assert!(inner.calls("T") > 100, "the flood did not arrive");
+        assert!(inner.peak("T") <= 2);
+        assert_eq!(inner.running("T"), 0, "work goes on that is not counted");
+        assert_available(layer.limiter(), "T", 2, 3);
 
         // Others are served as ever.
-        gate.let_out(1);
+        inner.finish(1);
         let answer = wire::get(addr, Version::Http2, "/0", "A").await;
         assert_eq!(answer.status, StatusCode::OK);
         until(|| layer.limiter().in_flight("A") == 0).await;
@@ -125,6 +125,6 @@ async fn a_flood_of_streams_that_are_opened_and_reset_leaks_no_slot_and_passes_n
             layer.limiter().tracked() == 0
         })
         .await;
-        forget_all(layer.limiter());
+        evict_all(layer.limiter());
     }
 }

@@ -32,8 +32,8 @@ use tower_tenant::{
 };
 
 use crate::{
-    grpc_service::{KINDS, Kind, Script, Seen, Stage, ask, endpoints, script, start},
-    support::{self, Gate, Tenant, call, probe, soon, until},
+    grpc_service::{KINDS, Kind, Script, ScriptedService, Seen, ask, endpoints, script, start},
+    support::{self, BusyService, Tenant, assert_available, call, until, with_timeout},
     wire::{self, Answer, Client, Version, listen, tenant_in},
 };
 
@@ -80,25 +80,25 @@ enum Place {
 const PLACES: [Place; 3] = [Place::Server, Place::Service, Place::Router];
 
 /// A client of a server with the layer in this place.
-async fn serve(gate: &Gate, layer: &TestLayer, place: Place) -> Channel {
+async fn serve(inner: &BusyService, layer: &TestLayer, place: Place) -> Channel {
     let (incoming, client) = endpoints().await;
-    let (stage, layer) = (Stage(gate.clone()), layer.clone());
+    let (service, layer) = (ScriptedService(inner.clone()), layer.clone());
     let mut server = Server::builder();
     match place {
         Place::Nowhere => {
-            let server = server.add_service(stage);
+            let server = server.add_service(service);
             tokio::spawn(server.serve_with_incoming(incoming));
         }
         Place::Server => {
-            let server = server.layer(layer).add_service(stage);
+            let server = server.layer(layer).add_service(service);
             tokio::spawn(server.serve_with_incoming(incoming));
         }
         Place::Service => {
-            let server = server.add_service(layer.layer(stage));
+            let server = server.add_service(layer.layer(service));
             tokio::spawn(server.serve_with_incoming(incoming));
         }
         Place::Router => {
-            let router = Routes::new(stage).into_axum_router();
+            let router = Routes::new(service).into_axum_router();
             let server = server.add_routes(router.layer(layer).into());
             tokio::spawn(server.serve_with_incoming(incoming));
         }
@@ -106,9 +106,9 @@ async fn serve(gate: &Gate, layer: &TestLayer, place: Place) -> Channel {
     client
 }
 
-async fn wind_up(limiter: &TenantLimiter<Tenant>, limit: usize) {
+async fn assert_all_released(limiter: &TenantLimiter<Tenant>, limit: usize) {
     until(|| limiter.in_flight("T") == 0).await;
-    support::wind_up(limiter, "T", limit, 0);
+    support::assert_all_released(limiter, "T", limit, 0);
 }
 
 fn outcomes() -> Vec<Vec<Script>> {
@@ -131,14 +131,14 @@ fn outcomes() -> Vec<Vec<Script>> {
 // LT5
 #[tokio::test]
 async fn a_client_sees_the_same_messages_status_and_metadata_with_and_without_the_layer() {
-    let (gate, layer) = (Gate::open(), shedding(1));
-    let plain = serve(&gate, &layer, Place::Nowhere).await;
+    let (inner, layer) = (BusyService::quick(), shedding(1));
+    let plain = serve(&inner, &layer, Place::Nowhere).await;
     for place in PLACES {
-        let limited = serve(&gate, &layer, place).await;
+        let limited = serve(&inner, &layer, place).await;
         for kind in KINDS {
             for scripts in outcomes() {
-                let expected = soon(ask(plain.clone(), kind, "T", &scripts)).await;
-                let seen = soon(ask(limited.clone(), kind, "T", &scripts)).await;
+                let expected = with_timeout(ask(plain.clone(), kind, "T", &scripts)).await;
+                let seen = with_timeout(ask(limited.clone(), kind, "T", &scripts)).await;
                 assert_eq!(seen, expected, "{kind:?} {place:?}");
                 until(|| layer.limiter().in_flight("T") == 0).await;
             }
@@ -150,15 +150,15 @@ async fn a_client_sees_the_same_messages_status_and_metadata_with_and_without_th
     assert_eq!(seen.message, "100 % as \"agreed\", schön");
     assert_eq!(seen.head["greeting"], "hello");
     assert_eq!(seen.trailers["reason"], "in the script");
-    wind_up(layer.limiter(), 1).await;
+    assert_all_released(layer.limiter(), 1).await;
 }
 
 /// A rejection seen by a client: its code, its sentence, its hint in seconds.
 async fn rejection(layer: &TestLayer, kind: Kind, place: Place, tenant: Tenant) -> Rejection {
-    let gate = Gate::open();
-    let client = serve(&gate, layer, place).await;
-    let seen = soon(ask(client, kind, tenant, &[script(&["a"], Code::Ok)])).await;
-    assert_eq!(gate.calls(tenant), 0);
+    let inner = BusyService::quick();
+    let client = serve(&inner, layer, place).await;
+    let seen = with_timeout(ask(client, kind, tenant, &[script(&["a"], Code::Ok)])).await;
+    assert_eq!(inner.calls(tenant), 0);
     assert_eq!(seen.answers, []);
     let number = |name| Some(seen.trailers.get(name)?.to_str().unwrap().parse().unwrap());
     let pushback: Option<u64> = number("grpc-retry-pushback-ms");
@@ -218,23 +218,20 @@ async fn a_rejection_has_the_code_the_message_and_the_hint_of_its_reason() {
         let limiter = TenantLimiter::builder(1)
             .capacity(Capacity::new(1).queue(0))
             .build();
-        let crowded = TenantConcurrencyLayer::with_limiter(limiter, ByHeader)
+        let contended = TenantConcurrencyLayer::with_limiter(limiter, ByHeader)
             .http()
             .grpc();
-        let held = crowded.limiter().try_acquire(&"A").unwrap();
-        rejected(&crowded, Code::Unavailable, Why::AtCapacity).await;
-        let patient = crowded.overflow(queue(1));
+        let held = contended.limiter().try_acquire(&"A").unwrap();
+        rejected(&contended, Code::Unavailable, Why::AtCapacity).await;
+        let patient = contended.overflow(queue(1));
         rejected(&patient, Code::Unavailable, Why::CapacityQueueFull).await;
         drop(held);
 
-        for (tenant, reason) in [
-            ("nobody we know", Why::InvalidTenant),
-            ("", Why::MissingTenant),
-        ] {
+        for (tenant, reason) in [("unknown", Why::InvalidTenant), ("", Why::MissingTenant)] {
             let rejection = rejection(&layer, kind, place, tenant).await;
             rejection.assert(Code::InvalidArgument, reason);
         }
-        wind_up(layer.limiter(), 1).await;
+        assert_all_released(layer.limiter(), 1).await;
         layer.limiter().close();
         rejected(&layer, Code::Unavailable, Why::Closed).await;
     }
@@ -255,57 +252,60 @@ async fn a_status_is_made_of_a_rejection_where_there_is_no_layer() {
 // CO3
 #[tokio::test]
 async fn a_rejection_does_not_break_the_stream_of_a_client_that_goes_on_sending() {
-    let (gate, layer) = (Gate::shut(), shedding(1));
+    let (inner, layer) = (BusyService::new(), shedding(1));
     let held = layer.limiter().try_acquire(&"T").unwrap();
     for place in PLACES {
-        let client = serve(&gate, &layer, place).await;
+        let client = serve(&inner, &layer, place).await;
         let line = "long ".repeat(20_000);
         for kind in KINDS.into_iter().cycle().take(20) {
             let endless = stream::repeat(script(&[&line], Code::Ok));
-            let answer = soon(start(client.clone(), kind, "T", endless)).await;
+            let answer = with_timeout(start(client.clone(), kind, "T", endless)).await;
             assert_eq!(answer.unwrap_err().code(), Code::ResourceExhausted);
         }
     }
     drop(held);
-    wind_up(layer.limiter(), 1).await;
+    assert_all_released(layer.limiter(), 1).await;
 }
 
 // LT1
 #[tokio::test]
-async fn a_stream_keeps_its_slot_until_its_trailers() {
+async fn a_stream_holds_its_permit_until_its_trailers() {
     for (place, kind) in PLACES
         .into_iter()
         .flat_map(|place| [Kind::ServerStream, Kind::Bidi].map(|kind| (place, kind)))
     {
-        let (gate, layer) = (Gate::shut(), shedding(1));
-        let client = serve(&gate, &layer, place).await;
+        let (inner, layer) = (BusyService::new(), shedding(1));
+        let client = serve(&inner, &layer, place).await;
         let scripts = stream::iter([script(&["a"], Code::Aborted)]);
-        let head = soon(start(client.clone(), kind, "T", scripts)).await;
+        let head = with_timeout(start(client.clone(), kind, "T", scripts)).await;
         let mut answers = head.unwrap().into_inner();
         let other = [script(&[], Code::Ok)];
         for message in 0..2 {
-            until(|| gate.running("T") == 1).await;
+            until(|| inner.running("T") == 1).await;
             let rejected = ask(client.clone(), Kind::Unary, "T", &other);
-            assert_eq!(soon(rejected).await.code, Some(Code::ResourceExhausted));
+            assert_eq!(
+                with_timeout(rejected).await.code,
+                Some(Code::ResourceExhausted)
+            );
             assert_eq!(layer.limiter().in_flight("T"), 1, "{kind:?} {place:?}");
-            gate.let_out(1);
-            let answer = soon(answers.message()).await;
+            inner.finish(1);
+            let answer = with_timeout(answers.message()).await;
             assert_eq!(answer.is_ok(), message == 0);
         }
         // The client has not dropped the stream.
         until(|| layer.limiter().in_flight("T") == 0).await;
         drop(answers);
-        assert_eq!(gate.peak("T"), 1);
-        wind_up(layer.limiter(), 1).await;
+        assert_eq!(inner.peak("T"), 1);
+        assert_all_released(layer.limiter(), 1).await;
     }
 }
 
 // LT1
 #[tokio::test]
-async fn a_client_that_gives_up_gives_its_slot_back() {
-    let (gate, layer) = (Gate::shut(), shedding(1));
+async fn a_client_that_cancels_releases_its_permit() {
+    let (inner, layer) = (BusyService::new(), shedding(1));
     for place in PLACES {
-        let client = serve(&gate, &layer, place).await;
+        let client = serve(&inner, &layer, place).await;
         for (kind, unfinished) in [
             (Kind::Unary, false),
             (Kind::ServerStream, false),
@@ -321,34 +321,34 @@ async fn a_client_that_gives_up_gives_its_slot_back() {
                 std::future::pending::<()>().await;
                 drop(head);
             });
-            until(|| gate.running("T") == 1).await;
+            until(|| inner.running("T") == 1).await;
             assert_eq!(layer.limiter().in_flight("T"), 1);
             given_up.abort();
             until(|| layer.limiter().in_flight("T") == 0).await;
-            assert_eq!(gate.running("T"), 0);
+            assert_eq!(inner.running("T"), 0);
         }
     }
-    wind_up(layer.limiter(), 1).await;
+    assert_all_released(layer.limiter(), 1).await;
 }
 
 // LT1
 #[tokio::test]
-async fn the_next_in_line_enters_when_a_stream_ends() {
-    let (gate, layer) = (Gate::shut(), shedding(2).overflow(queue(8)));
-    let client = serve(&gate, &layer, Place::Server).await;
+async fn the_first_waiter_is_admitted_when_a_stream_ends() {
+    let (inner, layer) = (BusyService::new(), shedding(2).overflow(queue(8)));
+    let client = serve(&inner, &layer, Place::Server).await;
     let mut calls = JoinSet::new();
     for kind in KINDS.into_iter().cycle().take(10) {
         let client = client.clone();
         calls.spawn(async move { ask(client, kind, "T", &[script(&["a"], Code::Ok)]).await });
     }
-    until(|| gate.running("T") == 2 && layer.limiter().waiting("T") == 8).await;
-    gate.let_out(10);
-    for seen in soon(calls.join_all()).await {
+    until(|| inner.running("T") == 2 && layer.limiter().waiting("T") == 8).await;
+    inner.finish(10);
+    for seen in with_timeout(calls.join_all()).await {
         assert_eq!((seen.answers.len(), seen.code), (1, None));
     }
-    assert_eq!(gate.peak("T"), 2);
+    assert_eq!(inner.peak("T"), 2);
     until(|| layer.limiter().in_flight("T") == 0).await;
-    probe(layer.limiter(), "T", 2, 8);
+    assert_available(layer.limiter(), "T", 2, 8);
 }
 
 fn post(path: &str, content_type: Option<&str>) -> Request<axum::body::Body> {
@@ -363,20 +363,20 @@ fn post(path: &str, content_type: Option<&str>) -> Request<axum::body::Body> {
 
 async fn answer(addr: SocketAddr, version: Version, req: Request<axum::body::Body>) -> Answer {
     let mut client = Client::connect(addr, version).await;
-    soon(Answer::of(client.send(req).await.unwrap()))
+    with_timeout(Answer::of(client.send(req).await.unwrap()))
         .await
         .unwrap()
 }
 
 // CO3
 #[test]
-fn the_content_type_tells_which_answer_a_request_gets() {
+fn the_content_type_decides_which_response_a_request_gets() {
     let layer = shedding(1);
     let held = layer.limiter().try_acquire(&"T").unwrap();
     let never = service_fn(|_| ready(Ok::<Response<Body>, Infallible>(Response::default())));
     let service = layer.layer(never);
     let rejection = |content_type| {
-        let req = post("/stage.Stage/Unary", content_type).map(|_| Body::empty());
+        let req = post("/test.Scripted/Unary", content_type).map(|_| Body::empty());
         let answer = call(&service, req).poll();
         let answer = tokio_test::assert_ready_ok!(answer);
         let rejected = answer.extensions().get::<Rejected>().unwrap();
@@ -415,7 +415,7 @@ fn the_content_type_tells_which_answer_a_request_gets() {
         assert_eq!(kind, "application/problem+json");
     }
     drop(held);
-    support::wind_up(layer.limiter(), "T", 1, 0);
+    support::assert_all_released(layer.limiter(), "T", 1, 0);
 }
 
 // CO3
@@ -428,7 +428,7 @@ fn a_response_of_ones_own_is_for_the_requests_of_other_kinds() {
     let never = service_fn(|_| ready(Ok::<Response<Body>, Infallible>(Response::default())));
     let service = layer.layer(never);
     for (content_type, status) in [("application/grpc", 200), ("text/plain", 418)] {
-        let req = post("/stage.Stage/Unary", Some(content_type));
+        let req = post("/test.Scripted/Unary", Some(content_type));
         let answer = tokio_test::assert_ready_ok!(call(&service, req).poll());
         assert_eq!(answer.status(), status);
     }
@@ -436,9 +436,9 @@ fn a_response_of_ones_own_is_for_the_requests_of_other_kinds() {
 
 // CO3
 #[tokio::test]
-async fn a_server_of_both_answers_each_request_in_its_own_tongue() {
-    let (gate, layer) = (Gate::open(), shedding(1));
-    let router = Routes::new(Stage(gate.clone()))
+async fn a_server_of_http_and_grpc_answers_each_request_in_its_protocol() {
+    let (inner, layer) = (BusyService::quick(), shedding(1));
+    let router = Routes::new(ScriptedService(inner.clone()))
         .into_axum_router()
         .route("/hello", axum::routing::post(|| ready("hello")))
         .layer(layer.clone());
@@ -449,7 +449,7 @@ async fn a_server_of_both_answers_each_request_in_its_own_tongue() {
 
     let held = layer.limiter().try_acquire(&"T").unwrap();
     for kind in KINDS {
-        let seen: Seen = soon(ask(client.clone(), kind, "T", &said)).await;
+        let seen: Seen = with_timeout(ask(client.clone(), kind, "T", &said)).await;
         assert_eq!(seen.code, Some(Code::ResourceExhausted));
     }
     for version in wire::VERSIONS {
@@ -459,7 +459,7 @@ async fn a_server_of_both_answers_each_request_in_its_own_tongue() {
         assert_eq!(kind, "application/problem+json");
     }
     drop(held);
-    let seen = soon(ask(client, Kind::Bidi, "T", &said)).await;
+    let seen = with_timeout(ask(client, Kind::Bidi, "T", &said)).await;
     assert_eq!((seen.answers.len(), seen.code), (1, None));
     until(|| layer.limiter().in_flight("T") == 0).await;
     let answer = answer(addr, Version::Http1, post("/hello", None)).await;
@@ -467,7 +467,7 @@ async fn a_server_of_both_answers_each_request_in_its_own_tongue() {
         (answer.status, &answer.body[..]),
         (StatusCode::OK, &b"hello"[..])
     );
-    wind_up(layer.limiter(), 1).await;
+    assert_all_released(layer.limiter(), 1).await;
 }
 
 /// Passes one connection on to `addr`, and keeps what is answered.
@@ -513,10 +513,10 @@ async fn a_rejection_is_one_frame_of_headers_that_ends_the_stream() {
     const END_STREAM_AND_HEADERS: u8 = 5;
     let layer = shedding(1);
     let held = layer.limiter().try_acquire(&"T").unwrap();
-    let router = Routes::new(Stage(Gate::shut())).into_axum_router();
+    let router = Routes::new(ScriptedService(BusyService::new())).into_axum_router();
     let addr = wire::serve(router.layer(layer.clone())).await;
     let (tap, answered) = tapped(addr).await;
-    let req = post("/stage.Stage/Unary", Some("application/grpc"));
+    let req = post("/test.Scripted/Unary", Some("application/grpc"));
     let answer = answer(tap, Version::Http2, req).await;
     assert_eq!(answer.status, StatusCode::OK);
     assert_eq!(answer.headers["grpc-status"], "8");
@@ -524,7 +524,7 @@ async fn a_rejection_is_one_frame_of_headers_that_ends_the_stream() {
     let frames = frames(&answered.lock().unwrap());
     assert_eq!(frames, [(HEADERS, END_STREAM_AND_HEADERS)]);
     drop(held);
-    wind_up(layer.limiter(), 1).await;
+    assert_all_released(layer.limiter(), 1).await;
 }
 
 #[test]
@@ -532,15 +532,15 @@ fn a_service_keeps_its_name() {
     fn name<S: NamedService>(_: &S) -> &'static str {
         S::NAME
     }
-    let stage = Stage(Gate::shut());
-    assert_eq!(name(&shedding(1).layer(stage)), Stage::NAME);
+    let service = ScriptedService(BusyService::new());
+    assert_eq!(name(&shedding(1).layer(service)), ScriptedService::NAME);
 }
 
 // CO5
 #[tokio::test]
 async fn around_a_client_a_rejection_is_an_error_with_its_type_and_never_sent() {
-    let (gate, server) = (Gate::shut(), shedding(8));
-    let channel = serve(&gate, &server, Place::Server).await;
+    let (inner, server) = (BusyService::new(), shedding(8));
+    let channel = serve(&inner, &server, Place::Server).await;
     let layer = TenantConcurrencyLayer::new(1, ByHeader).hold_body();
     let client = layer.layer(channel);
     let said = [script(&["a"], Code::Ok)];
@@ -551,42 +551,42 @@ async fn around_a_client_a_rejection_is_an_error_with_its_type_and_never_sent() 
         "T",
         stream::iter(said.clone()),
     );
-    let mut answers = soon(answers).await.unwrap().into_inner();
-    until(|| gate.running("T") == 1).await;
+    let mut answers = with_timeout(answers).await.unwrap().into_inner();
+    until(|| inner.running("T") == 1).await;
     let rejected = start(client.clone(), Kind::Unary, "T", stream::iter(said.clone()));
-    let rejected = soon(rejected).await.unwrap_err();
+    let rejected = with_timeout(rejected).await.unwrap_err();
     assert_eq!(rejected.code(), Code::Unknown);
     let rejected: &Rejected = rejected.source().unwrap().downcast_ref().unwrap();
     assert_eq!(
         (rejected.reason(), rejected.limit()),
         (RejectReason::AtLimit, 1)
     );
-    assert_eq!(gate.calls("T"), 1);
+    assert_eq!(inner.calls("T"), 1);
 
-    gate.let_out(1);
+    inner.finish(1);
     assert_eq!(
-        soon(answers.message()).await.unwrap().as_ref(),
+        with_timeout(answers.message()).await.unwrap().as_ref(),
         said.first()
     );
-    assert_eq!(soon(answers.message()).await.unwrap(), None);
-    wind_up(layer.limiter(), 1).await;
+    assert_eq!(with_timeout(answers.message()).await.unwrap(), None);
+    assert_all_released(layer.limiter(), 1).await;
 }
 
 // CO5
 #[tokio::test]
 async fn around_a_client_a_rejection_is_a_status_where_that_is_asked_for() {
-    let (gate, server) = (Gate::open(), shedding(8));
+    let (inner, server) = (BusyService::quick(), shedding(8));
     let layer = shedding(1);
-    let client = layer.layer(serve(&gate, &server, Place::Server).await);
+    let client = layer.layer(serve(&inner, &server, Place::Server).await);
     let said = [script(&["a"], Code::Ok)];
     let held = layer.limiter().try_acquire(&"T").unwrap();
     for kind in KINDS {
-        let seen = soon(ask(client.clone(), kind, "T", &said)).await;
+        let seen = with_timeout(ask(client.clone(), kind, "T", &said)).await;
         assert_eq!(seen.code, Some(Code::ResourceExhausted));
     }
-    assert_eq!(gate.calls("T"), 0);
+    assert_eq!(inner.calls("T"), 0);
     drop(held);
-    let seen = soon(ask(client, Kind::Bidi, "T", &said)).await;
+    let seen = with_timeout(ask(client, Kind::Bidi, "T", &said)).await;
     assert_eq!((seen.answers.len(), seen.code), (1, None));
-    wind_up(layer.limiter(), 1).await;
+    assert_all_released(layer.limiter(), 1).await;
 }

@@ -1,4 +1,4 @@
-//! Work that outlives its response, and streams: what keeps a slot, and for how long.
+//! Work that outlives its response, and streams: what holds a permit, and for how long.
 
 use std::{
     convert::Infallible,
@@ -25,7 +25,9 @@ use tower_tenant::{
 };
 
 use crate::{
-    support::{Tenant, call, forget_idle, probe, soon, until, wind_up},
+    support::{
+        Tenant, assert_all_released, assert_available, call, evict_idle_now, until, with_timeout,
+    },
     wire::{self, Answer, Client, VERSIONS, Version, request, serve, tenant_in},
 };
 
@@ -40,7 +42,7 @@ fn sharing(limit: usize) -> TestLayer {
     plain(limit).share_permit()
 }
 
-/// Jobs on blocking threads, which nobody can cancel, that run until the test lets them go.
+/// Jobs on blocking threads, which cannot be cancelled, that run until the test finishes them.
 #[derive(Clone, Default)]
 struct Jobs(Arc<(Mutex<JobCount>, Condvar)>);
 
@@ -77,12 +79,12 @@ impl Jobs {
     }
 }
 
-/// Ends a case whose slots are given back by other threads, which may not be through yet.
+/// Checks a tenant whose permits are released by other threads, which may not have done so yet.
 async fn wind_up_jobs(limiter: &TenantLimiter<Tenant>, queue: usize) {
     until(|| limiter.in_flight("T") == 0).await;
-    probe(limiter, "T", 1, queue);
+    assert_available(limiter, "T", 1, queue);
     until(|| {
-        forget_idle(limiter);
+        evict_idle_now(limiter);
         limiter.tracked() == 0
     })
     .await;
@@ -103,7 +105,7 @@ fn job_route(jobs: &Jobs) -> Router {
 
 // LT9
 #[tokio::test]
-async fn without_a_handle_jobs_outlive_their_slots() {
+async fn without_a_handle_jobs_outlive_their_permits() {
     for version in VERSIONS {
         let (jobs, layer) = (Jobs::default(), plain(1));
         let addr = serve(job_route(&jobs).layer(layer.clone())).await;
@@ -121,7 +123,7 @@ async fn without_a_handle_jobs_outlive_their_slots() {
 
 // LT9
 #[tokio::test]
-async fn with_a_handle_a_job_keeps_its_slot_when_the_caller_has_given_up() {
+async fn with_a_handle_a_job_holds_its_permit_after_the_caller_has_gone() {
     for version in VERSIONS {
         let (jobs, layer) = (Jobs::default(), sharing(1));
         let addr = serve(job_route(&jobs).layer(layer.clone())).await;
@@ -161,7 +163,7 @@ async fn a_permit_taken_along_by_the_work_bounds_the_work() {
 }
 
 #[tokio::test]
-async fn the_next_in_line_enters_when_the_job_of_the_one_before_ends() {
+async fn the_first_waiter_is_admitted_when_the_job_ahead_ends() {
     let layer = sharing(1).overflow(Overflow::queue(1).max_wait(Duration::MAX));
     let jobs = Jobs::default();
     let addr = serve(job_route(&jobs).layer(layer.clone())).await;
@@ -171,7 +173,7 @@ async fn the_next_in_line_enters_when_the_job_of_the_one_before_ends() {
     let next = tokio::spawn(wire::get(addr, Version::Http1, "/job", "T"));
     until(|| layer.limiter().waiting("T") == 1).await;
     jobs.end();
-    assert_eq!(soon(next).await.unwrap().status, StatusCode::OK);
+    assert_eq!(with_timeout(next).await.unwrap().status, StatusCode::OK);
     wind_up_jobs(layer.limiter(), 1).await;
     assert_eq!(jobs.peak(), 1);
 }
@@ -209,7 +211,7 @@ where
 }
 
 #[test]
-fn a_slot_is_free_when_the_response_and_every_clone_of_the_handle_are_gone() {
+fn a_permit_is_released_with_the_response_and_the_last_clone_of_the_handle() {
     for last in 0..3 {
         let layer = sharing(1);
         let (response, permit) = admitted(|handler| layer.layer(handler), "/");
@@ -224,19 +226,19 @@ fn a_slot_is_free_when_the_response_and_every_clone_of_the_handle_are_gone() {
             assert_eq!(layer.limiter().in_flight("T"), 1);
             drop(kept);
         }
-        wind_up(layer.limiter(), "T", 1, 0);
+        assert_all_released(layer.limiter(), "T", 1, 0);
     }
 }
 
 #[test]
-fn with_hold_head_only_a_handle_keeps_the_slot_of_a_body() {
+fn with_hold_head_only_a_handle_keeps_the_permit_of_a_body() {
     let layer = sharing(1).hold(Hold::Head);
     let (response, permit) = admitted(|handler| layer.layer(handler), "/");
     assert_eq!(layer.limiter().in_flight("T"), 1);
     drop(permit);
     assert_eq!(layer.limiter().in_flight("T"), 0);
     drop(response);
-    wind_up(layer.limiter(), "T", 1, 0);
+    assert_all_released(layer.limiter(), "T", 1, 0);
 }
 
 #[test]
@@ -257,7 +259,7 @@ fn a_response_of_on_reject_is_chosen_and_a_handle_asked_for_in_any_order() {
         assert_eq!(rejected.status(), StatusCode::IM_A_TEAPOT);
         assert!(none.is_none());
         drop(permit.expect("a handle"));
-        wind_up(layer.limiter(), "T", 1, 0);
+        assert_all_released(layer.limiter(), "T", 1, 0);
     }
 }
 
@@ -269,14 +271,14 @@ fn a_response_holds_no_handle() {
     let (head, body) = response.into_parts();
     assert!(head.extensions.get::<SharedPermit>().is_none());
     drop(body);
-    wind_up(layer.limiter(), "T", 1, 0);
+    assert_all_released(layer.limiter(), "T", 1, 0);
 }
 
 #[test]
-fn a_handle_is_for_those_who_ask_for_it_and_are_limited() {
-    let nobody = |_: &Request<Body>| None::<Tenant>;
+fn a_handle_is_only_for_limited_requests_of_a_layer_that_shares_permits() {
+    let anonymous = |_: &Request<Body>| None::<Tenant>;
     let exempt = sharing(1).exempt(|_: &Request<Body>| true);
-    let bypass = TenantConcurrencyLayer::new(1, nobody)
+    let bypass = TenantConcurrencyLayer::new(1, anonymous)
         .missing(MissingTenant::Bypass)
         .http()
         .share_permit();
@@ -298,7 +300,7 @@ fn a_handle_is_for_those_who_ask_for_it_and_are_limited() {
 }
 
 #[test]
-fn a_handle_below_two_layers_keeps_the_slots_of_both() {
+fn a_handle_below_two_layers_keeps_the_permits_of_both() {
     let (outer, inner) = (sharing(1), sharing(1));
     let in_flight = || [&outer, &inner].map(|layer| layer.limiter().in_flight("T"));
     let layers = |handler| outer.layer(inner.layer(handler));
@@ -315,7 +317,7 @@ fn a_handle_below_two_layers_keeps_the_slots_of_both() {
     assert_eq!(in_flight(), [1, 0]);
     drop(permit);
 
-    // The response keeps each slot as the layer says that the slot is of.
+    // The response holds each permit for as long as the layer of that permit says.
     let to_the_head = sharing(1).hold(Hold::Head);
     let layers = |handler| to_the_head.layer(inner.layer(handler));
     let (response, permit) = admitted(layers, "/");
@@ -324,18 +326,18 @@ fn a_handle_below_two_layers_keeps_the_slots_of_both() {
     assert_eq!(in_flight(), [0, 1]);
     drop(response);
     for layer in [&outer, &inner, &to_the_head] {
-        wind_up(layer.limiter(), "T", 1, 0);
+        assert_all_released(layer.limiter(), "T", 1, 0);
     }
 }
 
 #[test]
-fn an_observer_is_told_how_the_request_ended_once_the_last_handle_is_gone() {
+fn an_observer_sees_the_outcome_once_the_last_handle_is_dropped() {
     for (answered, outcome) in [(true, Outcome::Completed), (false, Outcome::Cancelled)] {
         let outcomes = Arc::new(Mutex::new(Vec::new()));
-        let told = Arc::clone(&outcomes);
+        let observed = Arc::clone(&outcomes);
         let note = move |_: Option<&Tenant>, event| {
             if let Event::Released { outcome, .. } = event {
-                told.lock().unwrap().push(outcome);
+                observed.lock().unwrap().push(outcome);
             }
         };
         let limiter = TenantLimiter::builder(1).observer(note).build();
@@ -348,7 +350,7 @@ fn an_observer_is_told_how_the_request_ended_once_the_last_handle_is_gone() {
         assert_eq!(*outcomes.lock().unwrap(), []);
         drop(permit);
         assert_eq!(*outcomes.lock().unwrap(), [outcome]);
-        wind_up(layer.limiter(), "T", 1, 0);
+        assert_all_released(layer.limiter(), "T", 1, 0);
     }
 }
 
@@ -367,7 +369,7 @@ fn a_request_that_had_to_wait_has_a_handle_too() {
     drop(assert_ready_ok!(request.poll()));
     assert_eq!(layer.limiter().in_flight("T"), 1);
     drop(taken.lock().unwrap().pop().expect("a handle"));
-    wind_up(layer.limiter(), "T", 1, 1);
+    assert_all_released(layer.limiter(), "T", 1, 1);
 }
 
 #[test]
@@ -387,7 +389,7 @@ fn a_request_that_is_cancelled_leaves_its_handle_in_charge() {
     drop(request);
     assert_eq!(layer.limiter().in_flight("T"), 1);
     taken.lock().unwrap().clear();
-    wind_up(layer.limiter(), "T", 1, 0);
+    assert_all_released(layer.limiter(), "T", 1, 0);
 }
 
 type Events = mpsc::UnboundedSender<Result<sse::Event, Infallible>>;
@@ -414,7 +416,7 @@ fn is_stream(req: &Request<Body>) -> bool {
     req.uri().path() == "/events"
 }
 
-/// Opens four event streams of T, tells the status of a request to `/work` beside them, and ends
+/// Opens four event streams of T, returns the status of a request to `/work` beside them, and ends
 /// two of them while the client of the others leaves.
 async fn work_beside_four_streams(
     router: Router,
@@ -427,17 +429,17 @@ async fn work_beside_four_streams(
         let mut client = Client::connect(addr, version).await;
         let response = client.get("/events", "T").await.unwrap();
         assert_eq!(response.status(), StatusCode::OK);
-        open.push((client, response, soon(opened.recv()).await.unwrap()));
+        open.push((client, response, with_timeout(opened.recv()).await.unwrap()));
     }
     let status = wire::get(addr, version, "/work", "T").await.status;
     for (client, response, events) in open.drain(2..) {
         drop((client, response));
-        soon(events.closed()).await;
+        with_timeout(events.closed()).await;
     }
     for (_client, response, events) in open {
         events.send(Ok(sse::Event::default().data("tick"))).unwrap();
         drop(events);
-        let answer = soon(Answer::of(response)).await.unwrap();
+        let answer = with_timeout(Answer::of(response)).await.unwrap();
         assert_eq!(answer.body, "data: tick\n\n");
     }
     status
@@ -452,7 +454,7 @@ async fn streams_use_the_slots_of_the_limiter_they_share() {
         let status = work_beside_four_streams(router.layer(layer.clone()), opened, version).await;
         assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
         until(|| layer.limiter().in_flight("T") == 0).await;
-        wind_up(layer.limiter(), "T", 4, 0);
+        assert_all_released(layer.limiter(), "T", 4, 0);
     }
 }
 
@@ -469,20 +471,20 @@ async fn streams_and_other_requests_have_limiters_of_their_own_if_each_exempts_t
         assert_eq!(for_streams.limiter().exempted(), 1);
         assert_eq!(for_work.limiter().exempted(), 4);
         until(|| for_streams.limiter().in_flight("T") == 0).await;
-        wind_up(for_streams.limiter(), "T", 4, 0);
-        wind_up(for_work.limiter(), "T", 1, 0);
+        assert_all_released(for_streams.limiter(), "T", 4, 0);
+        assert_all_released(for_work.limiter(), "T", 1, 0);
     }
 }
 
 // LT3
 #[tokio::test]
-async fn exempt_streams_leave_other_requests_alone() {
+async fn exempt_streams_do_not_limit_other_requests() {
     for version in VERSIONS {
         let layer = plain(1).exempt(is_stream);
         let (router, opened) = events();
         let status = work_beside_four_streams(router.layer(layer.clone()), opened, version).await;
         assert_eq!(status, StatusCode::OK);
         assert_eq!(layer.limiter().exempted(), 4);
-        wind_up(layer.limiter(), "T", 1, 0);
+        assert_all_released(layer.limiter(), "T", 1, 0);
     }
 }

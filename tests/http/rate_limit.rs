@@ -8,7 +8,7 @@ use tower_tenant::{
     Overflow, TenantConcurrencyLayer, TenantLimiter, extract::MissingTenant, header, http::Hold,
 };
 
-use crate::support::probe;
+use crate::support::assert_available;
 
 type Body = String;
 
@@ -38,7 +38,7 @@ fn layer(
 }
 
 #[tokio::test]
-async fn an_admitted_request_is_told_its_limit_and_how_many_more_it_may_have() {
+async fn an_admitted_request_has_its_limit_and_its_remaining_quota() {
     let layer = layer(3);
     let running = layer.limiter().try_acquire("a").unwrap();
     let response = layer.layer(service_fn(inner)).oneshot(request("a")).await;
@@ -47,11 +47,11 @@ async fn an_admitted_request_is_told_its_limit_and_how_many_more_it_may_have() {
     assert_eq!(policy, [r#""tenant";q=3;qu="concurrent-requests""#]);
     assert_eq!(service, [r#""tenant";r=1"#]);
     drop((running, response));
-    probe(layer.limiter(), "a".to_owned(), 3, 1);
+    assert_available(layer.limiter(), "a".to_owned(), 3, 1);
 }
 
 #[tokio::test]
-async fn a_rejected_request_is_told_that_there_are_none_and_when_to_come_back() {
+async fn a_rejected_request_has_a_quota_that_is_used_up_and_a_time_to_retry() {
     let layer = layer(1);
     let _running = layer.limiter().try_acquire("a").unwrap();
     let response = layer.layer(service_fn(inner)).oneshot(request("a")).await;
@@ -63,7 +63,7 @@ async fn a_rejected_request_is_told_that_there_are_none_and_when_to_come_back() 
 }
 
 #[tokio::test]
-async fn a_paused_tenant_is_told_a_quota_of_nothing() {
+async fn a_paused_tenant_has_a_quota_of_zero() {
     let layer = layer(0);
     let response = layer.layer(service_fn(inner)).oneshot(request("a")).await;
     let response = response.unwrap();
@@ -73,7 +73,7 @@ async fn a_paused_tenant_is_told_a_quota_of_nothing() {
 }
 
 #[tokio::test]
-async fn a_limit_that_was_cut_leaves_nothing_rather_than_less() {
+async fn the_quota_of_a_tenant_above_its_limit_is_zero() {
     let layer = layer(2).hold(Hold::Head);
     let service = layer.layer(service_fn(inner));
     let running = [(); 1].map(|()| layer.limiter().try_acquire("a").unwrap());
@@ -90,7 +90,7 @@ async fn a_limit_that_was_cut_leaves_nothing_rather_than_less() {
 }
 
 #[tokio::test]
-async fn a_caller_that_is_admitted_beyond_a_limit_that_is_pretended_is_told_that_more_would_be() {
+async fn a_caller_beyond_a_limit_in_dry_run_sees_that_one_more_would_be_admitted() {
     let layer = layer(1);
     layer.limiter().set_dry_run(true);
     let running = layer.limiter().try_acquire("a").unwrap();
@@ -101,10 +101,10 @@ async fn a_caller_that_is_admitted_beyond_a_limit_that_is_pretended_is_told_that
 }
 
 #[tokio::test]
-async fn requests_that_are_not_limited_or_rejected_for_other_reasons_are_told_nothing() {
+async fn requests_that_are_not_limited_or_rejected_for_other_reasons_have_no_quota() {
     let bypassing = layer(1).missing(MissingTenant::Bypass);
-    let nameless = Request::new(String::new());
-    let response = bypassing.layer(service_fn(inner)).oneshot(nameless).await;
+    let anonymous = Request::new(String::new());
+    let response = bypassing.layer(service_fn(inner)).oneshot(anonymous).await;
     assert_eq!(fields(response.unwrap().headers()), (vec![], vec![]));
 
     let closed = layer(1);
@@ -136,7 +136,7 @@ async fn policies_of_the_inner_service_stay() {
 }
 
 #[tokio::test]
-async fn without_the_setting_nothing_is_told() {
+async fn without_the_setting_there_are_no_fields() {
     let limiter = TenantLimiter::new(1).overflow(Overflow::reject());
     let layer = TenantConcurrencyLayer::with_limiter(limiter, header("x-tenant-id")).http();
     let running = layer.layer(service_fn(inner)).oneshot(request("a")).await;

@@ -40,7 +40,7 @@ use tower_tenant::{
 };
 
 use crate::{
-    support::{Gate, Tenant, probe, soon, until},
+    support::{BusyService, Tenant, assert_available, until, with_timeout},
     wire::{self, Answer, Client, VERSIONS, Version, listen, request, serve, tenant_in},
 };
 
@@ -55,21 +55,21 @@ fn queueing(limit: usize, queue: usize) -> TestLayer {
     shedding(limit).overflow(Overflow::queue(queue).max_wait(Duration::MAX))
 }
 
-/// The handler: it stays in the gate until the test lets it out.
-async fn pass(mut gate: Gate, req: Request<Body>) -> Tenant {
+/// The handler: a request runs until the test finishes it.
+async fn pass(mut inner: BusyService, req: Request<Body>) -> Tenant {
     let tenant = tenant_in(&req).expect("a tenant that is limited");
-    gate.call(tenant).await.unwrap()
+    inner.call(tenant).await.unwrap()
 }
 
-async fn pass_by_state(State(gate): State<Gate>, req: Request<Body>) -> Tenant {
-    pass(gate, req).await
+async fn pass_by_state(State(inner): State<BusyService>, req: Request<Body>) -> Tenant {
+    pass(inner, req).await
 }
 
-/// The routes `/work` and `/other`, both through the gate.
-fn routes(gate: &Gate) -> Router {
+/// The routes `/work` and `/other`, both to the same inner service.
+fn routes(inner: &BusyService) -> Router {
     let handler = || {
-        let gate = gate.clone();
-        get(move |req| pass(gate, req))
+        let inner = inner.clone();
+        get(move |req| pass(inner, req))
     };
     Router::new()
         .route("/work", handler())
@@ -90,131 +90,136 @@ fn spawn_gets(
 
 async fn expect(answers: &mut JoinSet<Answer>, count: usize, status: StatusCode) {
     for _ in 0..count {
-        let answer = soon(answers.join_next()).await.unwrap().unwrap();
+        let answer = with_timeout(answers.join_next()).await.unwrap().unwrap();
         assert_eq!(answer.status, status);
     }
 }
 
 /// 10 requests on 10 connections: 2 run at once, 8 are rejected.
-async fn two_of_ten_run(router: Router, layer: &TestLayer, gate: &Gate, paths: &[&'static str]) {
+async fn two_of_ten_run(
+    router: Router,
+    layer: &TestLayer,
+    inner: &BusyService,
+    paths: &[&'static str],
+) {
     let addr = serve(router).await;
     for version in VERSIONS {
         let mut answers = spawn_gets(addr, version, paths, "T");
         expect(&mut answers, 8, StatusCode::TOO_MANY_REQUESTS).await;
-        assert_eq!(gate.running("T"), 2);
-        gate.let_out(2);
+        assert_eq!(inner.running("T"), 2);
+        inner.finish(2);
         expect(&mut answers, 2, StatusCode::OK).await;
-        assert_eq!(gate.peak("T"), 2);
-        probe(layer.limiter(), "T", 2, 0);
+        assert_eq!(inner.peak("T"), 2);
+        assert_available(layer.limiter(), "T", 2, 0);
     }
 }
 
 // CO2
 #[tokio::test]
 async fn a_layer_on_a_router_is_one_limit() {
-    let (gate, layer) = (Gate::shut(), shedding(2));
-    let router = routes(&gate).layer(layer.clone());
-    two_of_ten_run(router, &layer, &gate, &["/work", "/other"]).await;
+    let (inner, layer) = (BusyService::new(), shedding(2));
+    let router = routes(&inner).layer(layer.clone());
+    two_of_ten_run(router, &layer, &inner, &["/work", "/other"]).await;
 }
 
 // CO2
 #[tokio::test]
 async fn a_layer_on_routes_is_one_limit() {
-    let (gate, layer) = (Gate::shut(), shedding(2));
-    let router = routes(&gate).route_layer(layer.clone());
-    two_of_ten_run(router, &layer, &gate, &["/work", "/other"]).await;
+    let (inner, layer) = (BusyService::new(), shedding(2));
+    let router = routes(&inner).route_layer(layer.clone());
+    two_of_ten_run(router, &layer, &inner, &["/work", "/other"]).await;
 }
 
 // CO2
 #[tokio::test]
 async fn a_layer_on_each_method_router_is_one_limit() {
-    let (gate, layer) = (Gate::shut(), shedding(2));
+    let (inner, layer) = (BusyService::new(), shedding(2));
     let handler = || {
-        let gate = gate.clone();
-        get(move |req| pass(gate, req)).layer(layer.clone())
+        let inner = inner.clone();
+        get(move |req| pass(inner, req)).layer(layer.clone())
     };
     let router = Router::new()
         .route("/work", handler())
         .route("/other", handler());
-    two_of_ten_run(router, &layer, &gate, &["/work", "/other"]).await;
+    two_of_ten_run(router, &layer, &inner, &["/work", "/other"]).await;
 }
 
 // CO2
 #[tokio::test]
 async fn a_layer_on_nested_and_merged_routers_is_one_limit() {
-    let (gate, layer) = (Gate::shut(), shedding(2));
+    let (inner, layer) = (BusyService::new(), shedding(2));
     let router = Router::new()
-        .nest("/nested", routes(&gate).layer(layer.clone()))
-        .merge(routes(&gate).layer(layer.clone()));
-    two_of_ten_run(router, &layer, &gate, &["/nested/work", "/work", "/other"]).await;
+        .nest("/nested", routes(&inner).layer(layer.clone()))
+        .merge(routes(&inner).layer(layer.clone()));
+    two_of_ten_run(router, &layer, &inner, &["/nested/work", "/work", "/other"]).await;
 }
 
 // CO2
 #[tokio::test]
 async fn a_layer_in_a_service_builder_is_one_limit() {
-    let (gate, layer) = (Gate::shut(), shedding(2));
+    let (inner, layer) = (BusyService::new(), shedding(2));
     let layers = ServiceBuilder::new()
         .layer(layer.clone())
         .map_request(|req: Request<Body>| req);
-    let router = routes(&gate).layer(layers);
-    two_of_ten_run(router, &layer, &gate, &["/work", "/other"]).await;
+    let router = routes(&inner).layer(layers);
+    two_of_ten_run(router, &layer, &inner, &["/work", "/other"]).await;
 }
 
 // CO2
 #[tokio::test]
 async fn a_layer_below_a_late_state_is_one_limit() {
-    let (gate, layer) = (Gate::shut(), shedding(2));
+    let (inner, layer) = (BusyService::new(), shedding(2));
     let router = Router::new()
         .route("/work", get(pass_by_state))
         .route("/other", get(pass_by_state))
         .layer(layer.clone())
-        .with_state(gate.clone());
-    two_of_ten_run(router, &layer, &gate, &["/work", "/other"]).await;
+        .with_state(inner.clone());
+    two_of_ten_run(router, &layer, &inner, &["/work", "/other"]).await;
 }
 
 // CO2
 #[tokio::test]
 async fn a_layer_above_an_early_state_is_one_limit() {
-    let (gate, layer) = (Gate::shut(), shedding(2));
+    let (inner, layer) = (BusyService::new(), shedding(2));
     let router = Router::new()
         .route("/work", get(pass_by_state))
         .route("/other", get(pass_by_state))
-        .with_state(gate.clone())
+        .with_state(inner.clone())
         .layer(layer.clone());
-    two_of_ten_run(router, &layer, &gate, &["/work", "/other"]).await;
+    two_of_ten_run(router, &layer, &inner, &["/work", "/other"]).await;
 }
 
 // CO2
 #[tokio::test]
 async fn a_service_behind_the_layer_and_a_fallback_are_one_limit() {
-    let (gate, layer) = (Gate::shut(), shedding(2));
-    let service = layer.layer(routes(&gate));
+    let (inner, layer) = (BusyService::new(), shedding(2));
+    let service = layer.layer(routes(&inner));
     let router = Router::new()
         .route("/work", get_service(service.clone()))
         .fallback_service(service);
-    two_of_ten_run(router, &layer, &gate, &["/work", "/other"]).await;
+    two_of_ten_run(router, &layer, &inner, &["/work", "/other"]).await;
 }
 
 // CO2
 #[tokio::test]
 async fn each_tenant_has_its_own_limit() {
     for version in VERSIONS {
-        let (gate, layer) = (Gate::shut(), shedding(3));
-        let addr = serve(routes(&gate).layer(layer.clone())).await;
+        let (inner, layer) = (BusyService::new(), shedding(3));
+        let addr = serve(routes(&inner).layer(layer.clone())).await;
         let mut a = spawn_gets(addr, version, &["/work"], "A");
         let mut b = spawn_gets(addr, version, &["/work"], "B");
         expect(&mut a, 7, StatusCode::TOO_MANY_REQUESTS).await;
         expect(&mut b, 7, StatusCode::TOO_MANY_REQUESTS).await;
         for tenant in ["A", "B"] {
-            assert_eq!(gate.running(tenant), 3);
+            assert_eq!(inner.running(tenant), 3);
             assert_eq!(layer.limiter().in_flight(tenant), 3);
         }
-        gate.let_out(6);
+        inner.finish(6);
         expect(&mut a, 3, StatusCode::OK).await;
         expect(&mut b, 3, StatusCode::OK).await;
         for tenant in ["A", "B"] {
-            assert_eq!(gate.peak(tenant), 3);
-            probe(layer.limiter(), tenant, 3, 0);
+            assert_eq!(inner.peak(tenant), 3);
+            assert_available(layer.limiter(), tenant, 3, 0);
         }
     }
 }
@@ -222,8 +227,8 @@ async fn each_tenant_has_its_own_limit() {
 // CO2
 #[tokio::test]
 async fn requests_of_one_connection_share_the_limit() {
-    let (gate, layer) = (Gate::shut(), shedding(2));
-    let addr = serve(routes(&gate).layer(layer.clone())).await;
+    let (inner, layer) = (BusyService::new(), shedding(2));
+    let addr = serve(routes(&inner).layer(layer.clone())).await;
     let mut client = Client::connect(addr, Version::Http2).await;
     let mut answers = JoinSet::new();
     for _ in 0..10 {
@@ -235,57 +240,57 @@ async fn requests_of_one_connection_share_the_limit() {
         answers.spawn(async move { Answer::of(response.await.unwrap()).await.unwrap() });
     }
     expect(&mut answers, 8, StatusCode::TOO_MANY_REQUESTS).await;
-    gate.let_out(2);
+    inner.finish(2);
     expect(&mut answers, 2, StatusCode::OK).await;
-    assert_eq!(gate.peak("T"), 2);
-    probe(layer.limiter(), "T", 2, 0);
+    assert_eq!(inner.peak("T"), 2);
+    assert_available(layer.limiter(), "T", 2, 0);
 }
 
 // CO2
 #[tokio::test]
 async fn waiting_requests_are_all_served_in_turn() {
     for version in VERSIONS {
-        let (gate, layer) = (Gate::shut(), queueing(2, 8));
-        let addr = serve(routes(&gate).layer(layer.clone())).await;
+        let (inner, layer) = (BusyService::new(), queueing(2, 8));
+        let addr = serve(routes(&inner).layer(layer.clone())).await;
         let mut answers = spawn_gets(addr, version, &["/work", "/other"], "T");
         until(|| layer.limiter().waiting("T") == 8).await;
         let rejected = wire::get(addr, version, "/work", "T").await;
         assert_eq!(rejected.status, StatusCode::TOO_MANY_REQUESTS);
-        gate.let_out(10);
+        inner.finish(10);
         expect(&mut answers, 10, StatusCode::OK).await;
-        assert_eq!(gate.peak("T"), 2);
-        assert_eq!(gate.calls("T"), 10);
-        probe(layer.limiter(), "T", 2, 8);
+        assert_eq!(inner.peak("T"), 2);
+        assert_eq!(inner.calls("T"), 10);
+        assert_available(layer.limiter(), "T", 2, 8);
     }
 }
 
 // CO3
 #[tokio::test]
-async fn a_timeout_outside_is_a_408_and_gives_slot_and_place_back() {
+async fn a_timeout_outside_is_a_408_and_releases_permit_and_place() {
     for version in VERSIONS {
-        let (gate, layer) = (Gate::shut(), queueing(1, 1));
-        let router = routes(&gate).layer(layer.clone()).layer(timeout());
+        let (inner, layer) = (BusyService::new(), queueing(1, 1));
+        let router = routes(&inner).layer(layer.clone()).layer(timeout());
         let addr = serve(router).await;
         let held = layer.limiter().try_acquire(&"T").unwrap();
         let waiting = wire::get(addr, version, "/work", "T").await;
         assert_eq!(waiting.status, StatusCode::REQUEST_TIMEOUT);
         until(|| layer.limiter().waiting("T") == 0).await;
-        assert_eq!(gate.calls("T"), 0);
+        assert_eq!(inner.calls("T"), 0);
         drop(held);
         let running = wire::get(addr, version, "/work", "T").await;
         assert_eq!(running.status, StatusCode::REQUEST_TIMEOUT);
-        assert_eq!(gate.calls("T"), 1);
+        assert_eq!(inner.calls("T"), 1);
         until(|| layer.limiter().in_flight("T") == 0).await;
-        probe(layer.limiter(), "T", 1, 1);
+        assert_available(layer.limiter(), "T", 1, 1);
     }
 }
 
 // CO3
 #[tokio::test]
-async fn a_timeout_inside_does_not_count_the_wait_and_gives_the_slot_back() {
+async fn a_timeout_inside_does_not_count_the_wait_and_releases_the_permit() {
     for version in VERSIONS {
-        let (gate, layer) = (Gate::shut(), queueing(1, 1));
-        let router = routes(&gate).layer(timeout()).layer(layer.clone());
+        let (inner, layer) = (BusyService::new(), queueing(1, 1));
+        let router = routes(&inner).layer(timeout()).layer(layer.clone());
         let addr = serve(router).await;
         let held = layer.limiter().try_acquire(&"T").unwrap();
         let mut answer = tokio::spawn(wire::get(addr, version, "/work", "T"));
@@ -295,9 +300,9 @@ async fn a_timeout_inside_does_not_count_the_wait_and_gives_the_slot_back() {
         drop(held);
         let answer = answer.await.unwrap();
         assert_eq!(answer.status, StatusCode::REQUEST_TIMEOUT);
-        assert_eq!(gate.calls("T"), 1);
+        assert_eq!(inner.calls("T"), 1);
         until(|| layer.limiter().in_flight("T") == 0).await;
-        probe(layer.limiter(), "T", 1, 1);
+        assert_available(layer.limiter(), "T", 1, 1);
     }
 }
 
@@ -309,8 +314,8 @@ fn timeout() -> TimeoutLayer {
 #[tokio::test]
 async fn idle_connections_hold_nothing() {
     for version in VERSIONS {
-        let (gate, layer) = (Gate::open(), shedding(2));
-        let addr = serve(routes(&gate).layer(layer.clone())).await;
+        let (inner, layer) = (BusyService::quick(), shedding(2));
+        let addr = serve(routes(&inner).layer(layer.clone())).await;
         idle_connections_do_not_matter(addr, version, &layer).await;
     }
 }
@@ -319,8 +324,8 @@ async fn idle_connections_hold_nothing() {
 #[tokio::test]
 async fn idle_connections_hold_nothing_where_each_readies_a_service() {
     for version in VERSIONS {
-        let (gate, layer) = (Gate::open(), shedding(2));
-        let service = BoxCloneSyncService::new(layer.layer(routes(&gate)));
+        let (inner, layer) = (BusyService::quick(), shedding(2));
+        let service = BoxCloneSyncService::new(layer.layer(routes(&inner)));
         let (listener, addr) = listen().await;
         tokio::spawn(async move {
             loop {
@@ -357,13 +362,13 @@ async fn idle_connections_do_not_matter(addr: SocketAddr, version: Version, laye
     assert_eq!(layer.limiter().in_flight("T"), 0);
     let answer = wire::get(addr, version, "/work", "T").await;
     assert_eq!(answer.status, StatusCode::OK);
-    probe(layer.limiter(), "T", 2, 0);
+    assert_available(layer.limiter(), "T", 2, 0);
     // They are alive.
     for client in &mut idle {
         let response = client.get("/other", "T").await.unwrap();
         assert_eq!(Answer::of(response).await.unwrap().status, StatusCode::OK);
     }
-    probe(layer.limiter(), "T", 2, 0);
+    assert_available(layer.limiter(), "T", 2, 0);
 }
 
 type Item = Result<Bytes, &'static str>;
@@ -391,7 +396,7 @@ enum End {
 
 // LT1
 #[tokio::test]
-async fn a_streaming_body_keeps_the_slot_until_it_ends_fails_or_is_given_up() {
+async fn a_streaming_body_holds_the_permit_until_it_ends_fails_or_is_dropped() {
     for version in VERSIONS {
         let layer = shedding(1);
         let (router, mut opened) = events();
@@ -400,7 +405,7 @@ async fn a_streaming_body_keeps_the_slot_until_it_ends_fails_or_is_given_up() {
             let mut client = Client::connect(addr, version).await;
             let mut response = client.get("/events", "T").await.unwrap();
             assert_eq!(response.status(), StatusCode::OK);
-            let stream = soon(opened.recv()).await.unwrap();
+            let stream = with_timeout(opened.recv()).await.unwrap();
             stream.send(Ok(Bytes::from("tick"))).unwrap();
             response.frame().await.unwrap().unwrap();
             for _ in 0..4 {
@@ -422,35 +427,35 @@ async fn a_streaming_body_keeps_the_slot_until_it_ends_fails_or_is_given_up() {
                     until(|| layer.limiter().in_flight("T") == 0).await;
                 }
             }
-            probe(layer.limiter(), "T", 1, 0);
+            assert_available(layer.limiter(), "T", 1, 0);
         }
     }
 }
 
 // LT1
 #[tokio::test]
-async fn the_next_in_line_enters_when_the_body_ends() {
+async fn the_first_waiter_is_admitted_when_the_body_ends() {
     for version in VERSIONS {
         let layer = queueing(1, 1);
         let (router, mut opened) = events();
         let addr = serve(router.layer(layer.clone())).await;
         let mut client = Client::connect(addr, version).await;
         let response = client.get("/events", "T").await.unwrap();
-        let first = soon(opened.recv()).await.unwrap();
+        let first = with_timeout(opened.recv()).await.unwrap();
         let next = tokio::spawn(wire::get(addr, version, "/events", "T"));
         until(|| layer.limiter().waiting("T") == 1).await;
         assert!(opened.is_empty());
         drop(first);
         assert_eq!(Answer::of(response).await.unwrap().body, "");
-        drop(soon(opened.recv()).await.unwrap());
+        drop(with_timeout(opened.recv()).await.unwrap());
         assert_eq!(next.await.unwrap().status, StatusCode::OK);
-        probe(layer.limiter(), "T", 1, 1);
+        assert_available(layer.limiter(), "T", 1, 1);
     }
 }
 
 // LT1
 #[tokio::test]
-async fn with_hold_head_bodies_stream_without_a_slot() {
+async fn with_hold_head_bodies_stream_without_a_permit() {
     for version in VERSIONS {
         let layer = shedding(1).hold(Hold::Head);
         let (router, mut opened) = events();
@@ -461,9 +466,9 @@ async fn with_hold_head_bodies_stream_without_a_slot() {
             let response = client.get("/events", "T").await.unwrap();
             assert_eq!(response.status(), StatusCode::OK);
             assert_eq!(layer.limiter().in_flight("T"), 0);
-            open.push((client, response, soon(opened.recv()).await.unwrap()));
+            open.push((client, response, with_timeout(opened.recv()).await.unwrap()));
         }
-        probe(layer.limiter(), "T", 1, 0);
+        assert_available(layer.limiter(), "T", 1, 0);
         for (_, response, stream) in open {
             stream.send(Ok(Bytes::from("tick"))).unwrap();
             drop(stream);
@@ -599,7 +604,7 @@ async fn a_response_of_http_1_is_the_same_byte_for_byte_with_and_without_the_lay
                 until(|| layer.limiter().in_flight("T") == 0).await;
             }
         }
-        probe(layer.limiter(), "T", 1, 0);
+        assert_available(layer.limiter(), "T", 1, 0);
     }
     assert!(
         raw(bare, &Method::GET, "/trailers")
@@ -650,7 +655,7 @@ async fn a_client_sees_the_same_frames_and_trailers_with_and_without_the_layer()
                 until(|| layer.limiter().in_flight("T") == 0).await;
             }
         }
-        probe(layer.limiter(), "T", 1, 0);
+        assert_available(layer.limiter(), "T", 1, 0);
     }
     let seen = seen(bare, Version::Http2, Method::GET, "/trailers").await;
     assert!(
@@ -699,7 +704,7 @@ fn retry_after(answer: &Answer) -> Option<u64> {
 }
 
 async fn rejection(layer: &TestLayer, version: Version, tenant: Tenant) -> Answer {
-    let addr = serve(routes(&Gate::open()).layer(layer.clone())).await;
+    let addr = serve(routes(&BusyService::quick()).layer(layer.clone())).await;
     wire::get(addr, version, "/work", tenant).await
 }
 
@@ -746,9 +751,9 @@ async fn a_rejection_has_the_status_and_the_problem_of_its_reason() {
         full.limiter().set_max_tenants(0);
         let answer = rejection(&full, version, "T").await;
         assert_rejected(&answer, Status::SERVICE_UNAVAILABLE, "table_full");
-        let answer = rejection(&layer, version, "nobody we know").await;
+        let answer = rejection(&layer, version, "unknown").await;
         assert_rejected(&answer, Status::BAD_REQUEST, "missing_tenant");
-        probe(layer.limiter(), "T", 1, 1);
+        assert_available(layer.limiter(), "T", 1, 1);
         layer.limiter().close();
         let answer = rejection(&layer, version, "T").await;
         assert_rejected(&answer, Status::SERVICE_UNAVAILABLE, "closed");
@@ -759,8 +764,8 @@ async fn a_rejection_has_the_status_and_the_problem_of_its_reason() {
 #[tokio::test]
 async fn a_tenant_header_that_cannot_be_used_is_a_bad_request() {
     let layer = TenantConcurrencyLayer::new(1, tenant_header("x-tenant-id")).http();
-    let gate = Gate::open();
-    let addr = serve(routes(&gate).layer(layer.clone())).await;
+    let inner = BusyService::quick();
+    let addr = serve(routes(&inner).layer(layer.clone())).await;
     for version in VERSIONS {
         let mut client = Client::connect(addr, version).await;
         let mut without = request("/work", "T");
@@ -781,7 +786,7 @@ async fn a_tenant_header_that_cannot_be_used_is_a_bad_request() {
             .unwrap();
         assert_eq!(served.status, StatusCode::OK);
     }
-    assert_eq!(gate.calls("T"), 2);
+    assert_eq!(inner.calls("T"), 2);
     assert_eq!(layer.limiter().tracked(), 1);
     assert_eq!(layer.limiter().in_flight("T"), 0);
 }
@@ -814,7 +819,7 @@ async fn only_rejections_of_the_layer_are_marked() {
         assert_eq!(retry_after(&upstream), None);
         assert_eq!(*marks.lock().unwrap(), [false, true]);
         drop(held);
-        probe(layer.limiter(), "T", 1, 0);
+        assert_available(layer.limiter(), "T", 1, 0);
     }
 }
 
@@ -828,7 +833,7 @@ async fn a_response_made_by_on_reject_replaces_ours_and_is_marked() {
             *response.status_mut() = StatusCode::IM_A_TEAPOT;
             response
         });
-        let (router, marks) = note_marks(routes(&Gate::open()).layer(layer.clone()));
+        let (router, marks) = note_marks(routes(&BusyService::quick()).layer(layer.clone()));
         let addr = serve(router).await;
         let held = layer.limiter().try_acquire(&"T").unwrap();
         let rejected = wire::get(addr, version, "/work", "T").await;
@@ -839,7 +844,7 @@ async fn a_response_made_by_on_reject_replaces_ours_and_is_marked() {
         let served = wire::get(addr, version, "/work", "T").await;
         assert_eq!(served.status, StatusCode::OK);
         assert_eq!(*marks.lock().unwrap(), [true, false]);
-        probe(layer.limiter(), "T", 1, 0);
+        assert_available(layer.limiter(), "T", 1, 0);
     }
 }
 
@@ -853,8 +858,8 @@ async fn preflights_and_rejections_go_through_cors_outside_of_either_tower_http(
     ];
     for (version, outside) in VERSIONS.into_iter().zip(outsides) {
         let layer = shedding(1);
-        let gate = Gate::shut();
-        let router = outside(routes(&gate).layer(layer.clone()));
+        let inner = BusyService::new();
+        let router = outside(routes(&inner).layer(layer.clone()));
         let addr = serve(router).await;
         let held = layer.limiter().try_acquire(&"T").unwrap();
         let mut client = Client::connect(addr, version).await;
@@ -879,15 +884,15 @@ async fn preflights_and_rejections_go_through_cors_outside_of_either_tower_http(
                     .contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN)
             );
         }
-        assert_eq!(gate.calls("T"), 0);
+        assert_eq!(inner.calls("T"), 0);
         drop(held);
-        probe(layer.limiter(), "T", 1, 0);
+        assert_available(layer.limiter(), "T", 1, 0);
     }
 }
 
 // PN1
 #[tokio::test]
-async fn a_handler_that_panics_costs_no_slot() {
+async fn a_handler_that_panics_costs_no_permit() {
     async fn boom() -> Result<Tenant, Infallible> {
         panic!("boom")
     }
@@ -899,25 +904,25 @@ async fn a_handler_that_panics_costs_no_slot() {
             assert!(client.get("/boom", "T").await.is_err());
             until(|| layer.limiter().in_flight("T") == 0).await;
         }
-        probe(layer.limiter(), "T", 2, 0);
+        assert_available(layer.limiter(), "T", 2, 0);
     }
 }
 
 // LT1
 #[tokio::test]
-async fn a_client_that_hangs_up_gives_its_slot_or_its_place_back() {
+async fn a_client_that_disconnects_releases_its_permit_or_its_place() {
     for version in VERSIONS {
-        let (gate, layer) = (Gate::shut(), queueing(1, 1));
-        let addr = serve(routes(&gate).layer(layer.clone())).await;
+        let (inner, layer) = (BusyService::new(), queueing(1, 1));
+        let addr = serve(routes(&inner).layer(layer.clone())).await;
         let running = tokio::spawn(wire::get(addr, version, "/work", "T"));
-        until(|| gate.running("T") == 1).await;
+        until(|| inner.running("T") == 1).await;
         let waiting = tokio::spawn(wire::get(addr, version, "/work", "T"));
         until(|| layer.limiter().waiting("T") == 1).await;
         waiting.abort();
         until(|| layer.limiter().waiting("T") == 0).await;
         running.abort();
         until(|| layer.limiter().in_flight("T") == 0).await;
-        assert_eq!(gate.calls("T"), 1);
-        probe(layer.limiter(), "T", 1, 1);
+        assert_eq!(inner.calls("T"), 1);
+        assert_available(layer.limiter(), "T", 1, 1);
     }
 }

@@ -34,7 +34,7 @@ use tower_tenant::{
 };
 
 use crate::{
-    support::{Tenant, forget_all, probe, soon, until, wind_up},
+    support::{Tenant, assert_all_released, assert_available, evict_all, until, with_timeout},
     wire::{Answer, Client, VERSIONS, Version, listen, request, serve, tenant_in},
 };
 
@@ -79,7 +79,7 @@ async fn echo(mut socket: WebSocket) {
 
 async fn assert_echoes<IO: AsyncRead + AsyncWrite + Unpin>(socket: &mut WebSocketStream<IO>) {
     socket.send(Message::from("hello")).await.unwrap();
-    let answer = soon(socket.next()).await.unwrap().unwrap();
+    let answer = with_timeout(socket.next()).await.unwrap().unwrap();
     assert_eq!(answer, Message::from("hello"));
 }
 
@@ -89,7 +89,7 @@ async fn open(addr: SocketAddr, tenant: Tenant) -> Result<WebSocketStream<TcpStr
     let tenant = tenant.parse().unwrap();
     req.headers_mut().insert("x-tenant-id", tenant);
     let stream = TcpStream::connect(addr).await.unwrap();
-    match soon(client_async(req, stream)).await {
+    match with_timeout(client_async(req, stream)).await {
         Ok((mut socket, _)) => {
             assert_echoes(&mut socket).await;
             Ok(socket)
@@ -115,7 +115,7 @@ async fn connect(
     if response.status() != StatusCode::OK {
         return Err(Answer::of(response).await.unwrap());
     }
-    let io = TokioIo::new(soon(upgrade::on(response)).await.unwrap());
+    let io = TokioIo::new(with_timeout(upgrade::on(response)).await.unwrap());
     let mut socket = WebSocketStream::from_raw_socket(io, Role::Client, None).await;
     assert_echoes(&mut socket).await;
     Ok(socket)
@@ -151,7 +151,7 @@ async fn the_third_socket_of_a_tenant_is_rejected_before_it_is_upgraded() {
     for tenant in ["T", "B"] {
         until(|| layer.limiter().in_flight(tenant) == 0).await;
     }
-    wind_up(layer.limiter(), "T", 2, 0);
+    assert_all_released(layer.limiter(), "T", 2, 0);
 }
 
 #[tokio::test]
@@ -180,7 +180,7 @@ async fn over_http_2_the_third_socket_of_a_connection_is_rejected_and_the_others
     assert_eq!(layer.limiter().in_flight("T"), 2);
     drop((client, sockets));
     until(|| layer.limiter().in_flight("T") == 0).await;
-    wind_up(layer.limiter(), "T", 2, 0);
+    assert_all_released(layer.limiter(), "T", 2, 0);
 }
 
 /// How a socket comes to its end.
@@ -192,7 +192,7 @@ enum End {
 }
 
 #[tokio::test]
-async fn a_socket_that_is_closed_or_cut_frees_its_slot() {
+async fn a_socket_that_is_closed_or_cut_releases_its_permit() {
     let layer = sharing(1);
     let (addr, _) = serve_sockets(&layer).await;
     for end in [End::Close, End::HangUp, End::Reset] {
@@ -202,7 +202,7 @@ async fn a_socket_that_is_closed_or_cut_frees_its_slot() {
         match end {
             End::Close => {
                 socket.close(None).await.unwrap();
-                while let Some(Ok(_)) = soon(socket.next()).await {}
+                while let Some(Ok(_)) = with_timeout(socket.next()).await {}
             }
             End::HangUp => drop(socket),
             End::Reset => {
@@ -212,11 +212,11 @@ async fn a_socket_that_is_closed_or_cut_frees_its_slot() {
         }
         until(|| layer.limiter().in_flight("T") == 0).await;
     }
-    wind_up(layer.limiter(), "T", 1, 0);
+    assert_all_released(layer.limiter(), "T", 1, 0);
 }
 
 #[tokio::test]
-async fn without_a_handle_the_slot_of_a_socket_ends_with_the_head() {
+async fn without_a_handle_the_permit_of_a_socket_is_released_with_the_head() {
     let layer = plain(1);
     let (addr, calls) = serve_sockets(&layer).await;
     let mut client = http2_client(addr).await;
@@ -234,7 +234,7 @@ async fn without_a_handle_the_slot_of_a_socket_ends_with_the_head() {
     for socket in &mut over_http2 {
         assert_echoes(socket).await;
     }
-    wind_up(layer.limiter(), "T", 1, 0);
+    assert_all_released(layer.limiter(), "T", 1, 0);
 }
 
 /// What is wrong with a handshake.
@@ -282,7 +282,7 @@ fn flawed(flaw: Flaw, version: Version) -> (Request<Body>, StatusCode) {
 }
 
 #[tokio::test]
-async fn handshakes_that_fail_leave_nothing_behind() {
+async fn handshakes_that_fail_leave_no_trace() {
     use Flaw::{NoKey, NoUpgrade, OldVersion, OtherMethod, OtherProtocol};
     let layer = sharing(2);
     let (addr, calls) = serve_sockets(&layer).await;
@@ -304,11 +304,11 @@ async fn handshakes_that_fail_leave_nothing_behind() {
         }
     }
     assert_eq!(calls.load(Ordering::Relaxed), 0);
-    wind_up(layer.limiter(), "T", 2, 0);
+    assert_all_released(layer.limiter(), "T", 2, 0);
 }
 
 #[tokio::test]
-async fn clients_that_hang_up_in_a_handshake_leave_nothing_behind() {
+async fn clients_that_disconnect_in_a_handshake_leave_no_trace() {
     let layer = sharing(2);
     let (addr, _) = serve_sockets(&layer).await;
     let handshake = "GET /ws HTTP/1.1\r\nhost: localhost\r\nx-tenant-id: T\r\n\
@@ -329,9 +329,9 @@ async fn clients_that_hang_up_in_a_handshake_leave_nothing_behind() {
         }
     }
     // All of them are through when one that came after them is.
-    soon(async { while open(addr, "T").await.is_err() {} }).await;
+    with_timeout(async { while open(addr, "T").await.is_err() {} }).await;
     until(|| layer.limiter().in_flight("T") == 0).await;
-    wind_up(layer.limiter(), "T", 2, 0);
+    assert_all_released(layer.limiter(), "T", 2, 0);
 }
 
 /// What the task that serves an upgraded connection keeps of its request.
@@ -378,7 +378,8 @@ async fn echo_bytes(upgraded: upgrade::Upgraded) {
 }
 
 #[tokio::test]
-async fn an_upgraded_connection_has_a_slot_for_as_long_as_its_task_keeps_handle_or_request() {
+async fn an_upgraded_connection_holds_a_permit_as_long_as_its_task_keeps_the_handle_or_the_request()
+{
     for keeps in [Keeps::Nothing, Keeps::Handle, Keeps::Request] {
         let layer = TenantConcurrencyLayer::new(1, tenant_header("x-tenant-id"))
             .http()
@@ -400,19 +401,19 @@ async fn an_upgraded_connection_has_a_slot_for_as_long_as_its_task_keeps_handle_
         let headers = req.headers_mut();
         headers.insert(header::CONNECTION, "upgrade".parse().unwrap());
         headers.insert(header::UPGRADE, "echo".parse().unwrap());
-        let response = soon(client.send_request(req)).await.unwrap();
+        let response = with_timeout(client.send_request(req)).await.unwrap();
         assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
         let mut echo = TokioIo::new(upgrade::on(response).await.unwrap());
         echo.write_all(b"hello").await.unwrap();
         let mut answer = [0; 5];
-        soon(echo.read_exact(&mut answer)).await.unwrap();
+        with_timeout(echo.read_exact(&mut answer)).await.unwrap();
         assert_eq!(&answer, b"hello");
 
         let kept = usize::from(keeps != Keeps::Nothing);
         assert_eq!(layer.limiter().in_flight("T"), kept, "{keeps:?}");
         drop((echo, client));
         until(|| layer.limiter().in_flight("T") == 0).await;
-        probe(layer.limiter(), "T".to_owned(), 1, 0);
-        forget_all(layer.limiter());
+        assert_available(layer.limiter(), "T".to_owned(), 1, 0);
+        evict_all(layer.limiter());
     }
 }

@@ -1,4 +1,4 @@
-//! Requests that go away: in the line, with a slot they have not collected, or running.
+//! Requests that are dropped: in the queue, with a grant that they have not collected, or running.
 
 use std::{thread, time::Duration};
 
@@ -7,9 +7,9 @@ use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, ServiceBuilder, ServiceExt};
 use tower_tenant::{Overflow, RejectReason, TenantConcurrencyLayer};
 
-use crate::support::{Gate, call, probe, reason, tenant_of, wind_up};
+use crate::support::{BusyService, assert_all_released, assert_available, call, reason, tenant_of};
 
-/// A queue that nobody has to leave.
+/// A queue in which requests may wait without a bound.
 fn queue(places: usize) -> Overflow {
     Overflow::queue(places).max_wait(Duration::MAX)
 }
@@ -17,10 +17,10 @@ fn queue(places: usize) -> Overflow {
 // CA1
 #[tokio::test(start_paused = true)]
 async fn waiters_that_gave_up_are_granted_nothing() {
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let overflow = Overflow::queue(8).max_wait(Duration::from_millis(20));
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(overflow);
-    let (limiter, service) = (layer.limiter(), layer.layer(gate.clone()));
+    let (limiter, service) = (layer.limiter(), layer.layer(inner.clone()));
     for _ in 0..50 {
         let mut holder = call(&service, "T");
         let mut waiters: Vec<_> = (0..8).map(|_| call(&service, "T")).collect();
@@ -33,28 +33,28 @@ async fn waiters_that_gave_up_are_granted_nothing() {
             assert_eq!(reason(waiter.poll()), RejectReason::WaitExpired);
         }
         assert_eq!(limiter.waiting(&"T"), 0);
-        gate.let_out(1);
+        inner.finish(1);
         assert_ready_ok!(holder.poll());
-        probe(limiter, "T", 1, 8);
+        assert_available(limiter, "T", 1, 8);
     }
-    assert_eq!(gate.calls("T"), 50);
-    wind_up(limiter, "T", 1, 8);
+    assert_eq!(inner.calls("T"), 50);
+    assert_all_released(limiter, "T", 1, 8);
 }
 
 // CA2
 #[test]
-fn a_granted_waiter_that_goes_away_hands_its_slot_to_the_next() {
+fn a_granted_waiter_that_is_dropped_passes_its_slot_to_the_next() {
     for by_another_thread in [false, true] {
-        let gate = Gate::shut();
+        let inner = BusyService::new();
         let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(2));
-        let service = layer.layer(gate.clone());
+        let service = layer.layer(inner.clone());
         let mut holder = call(&service, "T");
         let mut first = call(&service, "T");
         let mut second = call(&service, "T");
         assert_pending!(holder.poll());
         assert_pending!(first.poll());
         assert_pending!(second.poll());
-        gate.let_out(1);
+        inner.finish(1);
         assert_ready_ok!(holder.poll());
         assert!(first.is_woken());
         assert!(!second.is_woken());
@@ -65,42 +65,42 @@ fn a_granted_waiter_that_goes_away_hands_its_slot_to_the_next() {
         }
         assert!(second.is_woken());
         assert_pending!(second.poll());
-        assert_eq!((gate.calls("T"), gate.running("T")), (2, 1));
+        assert_eq!((inner.calls("T"), inner.running("T")), (2, 1));
         drop((holder, second));
-        wind_up(layer.limiter(), "T", 1, 2);
+        assert_all_released(layer.limiter(), "T", 1, 2);
     }
 }
 
 // CA2
 #[test]
-fn a_slot_passes_over_any_number_of_waiters_that_go_away() {
-    let gate = Gate::shut();
+fn a_slot_passes_over_any_number_of_dropped_waiters() {
+    let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(64));
-    let service = layer.layer(gate.clone());
+    let service = layer.layer(inner.clone());
     let mut holder = call(&service, "T");
     assert_pending!(holder.poll());
     let mut waiters: Vec<_> = (0..64).map(|_| call(&service, "T")).collect();
     waiters.iter_mut().for_each(|w| assert_pending!(w.poll()));
     let mut last = waiters.pop().unwrap();
     drop(holder);
-    // From the front, so that each is granted the slot just before it goes.
+    // From the front, so that each is granted the slot just before it is dropped.
     for waiter in waiters {
         assert!(waiter.is_woken());
         drop(waiter);
     }
     assert!(last.is_woken());
     assert_pending!(last.poll());
-    assert_eq!(gate.calls("T"), 2);
+    assert_eq!(inner.calls("T"), 2);
     drop(last);
-    wind_up(layer.limiter(), "T", 1, 64);
+    assert_all_released(layer.limiter(), "T", 1, 64);
 }
 
 // CA3
 #[test]
-fn a_cancelled_waiter_gives_its_place_back_at_once() {
-    let gate = Gate::shut();
+fn a_cancelled_waiter_releases_its_place_at_once() {
+    let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(1));
-    let (limiter, service) = (layer.limiter(), layer.layer(gate.clone()));
+    let (limiter, service) = (layer.limiter(), layer.layer(inner.clone()));
     let mut holder = call(&service, "T");
     assert_pending!(holder.poll());
     for _ in 0..1_000 {
@@ -116,24 +116,24 @@ fn a_cancelled_waiter_gives_its_place_back_at_once() {
     drop(holder);
     assert!(waiter.is_woken());
     assert_pending!(waiter.poll());
-    assert_eq!(gate.running("T"), 1);
+    assert_eq!(inner.running("T"), 1);
     drop(waiter);
-    wind_up(limiter, "T", 1, 1);
+    assert_all_released(limiter, "T", 1, 1);
 }
 
 // CA3
 #[test]
-fn a_waiter_cancelled_in_the_middle_leaves_the_order_of_the_others() {
-    let gate = Gate::shut();
+fn a_waiter_cancelled_in_the_middle_does_not_change_the_order_of_the_others() {
+    let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(5));
-    let service = layer.layer(gate.clone());
+    let service = layer.layer(inner.clone());
     let mut holder = call(&service, "T");
     assert_pending!(holder.poll());
     let mut waiters: Vec<_> = (0..5).map(|_| call(&service, "T")).collect();
     waiters.iter_mut().for_each(|w| assert_pending!(w.poll()));
     drop(waiters.remove(4));
     drop(waiters.remove(1));
-    // Takes the place of the last, behind those who were ahead of it.
+    // Takes the place of the last, behind those that were ahead of it.
     let mut newcomer = call(&service, "T");
     assert_pending!(newcomer.poll());
     waiters.push(newcomer);
@@ -143,38 +143,38 @@ fn a_waiter_cancelled_in_the_middle_leaves_the_order_of_the_others() {
         assert!(woken[0] && !woken[1..].contains(&true), "{woken:?}");
         let mut first = waiters.remove(0);
         assert_pending!(first.poll());
-        assert_eq!(gate.running("T"), 1);
+        assert_eq!(inner.running("T"), 1);
     }
-    wind_up(layer.limiter(), "T", 1, 5);
+    assert_all_released(layer.limiter(), "T", 1, 5);
 }
 
 // CA3
 #[tokio::test(start_paused = true)]
-async fn a_timeout_further_out_gives_the_place_back() {
-    let gate = Gate::shut();
+async fn a_timeout_further_out_releases_the_place() {
+    let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(1));
-    let mut holder = call(&layer.layer(gate.clone()), "T");
+    let mut holder = call(&layer.layer(inner.clone()), "T");
     assert_pending!(holder.poll());
     let service = ServiceBuilder::new()
         .timeout(Duration::from_millis(5))
         .layer(layer.clone())
-        .service(gate.clone());
+        .service(inner.clone());
     for _ in 0..20 {
         let error = service.clone().oneshot("T").await.unwrap_err();
         assert!(error.is::<tower::timeout::error::Elapsed>(), "{error}");
         assert_eq!(layer.limiter().waiting(&"T"), 0);
     }
     drop(holder);
-    assert_eq!(gate.calls("T"), 1);
-    wind_up(layer.limiter(), "T", 1, 1);
+    assert_eq!(inner.calls("T"), 1);
+    assert_all_released(layer.limiter(), "T", 1, 1);
 }
 
 // CA3
 #[tokio::test]
-async fn an_aborted_task_gives_its_place_back() {
-    let gate = Gate::shut();
+async fn an_aborted_task_releases_its_place() {
+    let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(1));
-    let (limiter, service) = (layer.limiter(), layer.layer(gate.clone()));
+    let (limiter, service) = (layer.limiter(), layer.layer(inner.clone()));
     let mut holder = call(&service, "T");
     assert_pending!(holder.poll());
     for _ in 0..20 {
@@ -187,17 +187,17 @@ async fn an_aborted_task_gives_its_place_back() {
         assert_eq!(limiter.waiting(&"T"), 0);
     }
     drop(holder);
-    assert_eq!(gate.calls("T"), 1);
-    wind_up(limiter, "T", 1, 1);
+    assert_eq!(inner.calls("T"), 1);
+    assert_all_released(limiter, "T", 1, 1);
 }
 
 // CA6
 #[tokio::test(start_paused = true)]
 async fn a_request_rejected_after_its_wait_never_runs() {
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let overflow = Overflow::queue(1).max_wait(Duration::from_millis(50));
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(overflow);
-    let service = layer.layer(gate.clone());
+    let service = layer.layer(inner.clone());
     let holder = tokio::spawn(service.clone().oneshot("T"));
     yield_now().await;
     let waiter = tokio::spawn(service.clone().oneshot("T"));
@@ -207,76 +207,76 @@ async fn a_request_rejected_after_its_wait_never_runs() {
     let waiter = time::timeout(Duration::from_secs(1), waiter).await;
     let late = waiter.expect("still waits").unwrap().unwrap_err();
     assert_eq!(late.rejected().unwrap().reason(), RejectReason::WaitExpired);
-    gate.let_out(2);
+    inner.finish(2);
     holder.await.unwrap().unwrap();
     time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(gate.calls("T"), 1);
-    wind_up(layer.limiter(), "T", 1, 1);
+    assert_eq!(inner.calls("T"), 1);
+    assert_all_released(layer.limiter(), "T", 1, 1);
 }
 
 // CA6
 #[test]
-fn a_request_dropped_in_the_line_never_runs() {
-    let gate = Gate::shut();
+fn a_request_dropped_in_the_queue_never_runs() {
+    let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(1));
-    let service = layer.layer(gate.clone());
+    let service = layer.layer(inner.clone());
     let mut holder = call(&service, "T");
     let mut waiter = call(&service, "T");
     assert_pending!(holder.poll());
     assert_pending!(waiter.poll());
     drop(waiter);
-    gate.let_out(2);
+    inner.finish(2);
     assert_ready_ok!(holder.poll());
-    assert_eq!(gate.calls("T"), 1);
-    wind_up(layer.limiter(), "T", 1, 1);
+    assert_eq!(inner.calls("T"), 1);
+    assert_all_released(layer.limiter(), "T", 1, 1);
 }
 
 // CA8
 #[test]
-fn a_grant_that_nobody_collects_counts_as_in_flight_until_it_is_dropped() {
-    let gate = Gate::shut();
+fn a_grant_that_is_not_collected_counts_as_in_flight_until_it_is_dropped() {
+    let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(2));
-    let (limiter, service) = (layer.limiter(), layer.layer(gate.clone()));
+    let (limiter, service) = (layer.limiter(), layer.layer(inner.clone()));
     let mut holder = call(&service, "T");
     let mut parked = call(&service, "T");
     let mut next = call(&service, "T");
     assert_pending!(holder.poll());
     assert_pending!(parked.poll());
     assert_pending!(next.poll());
-    gate.let_out(1);
+    inner.finish(1);
     assert_ready_ok!(holder.poll());
     assert_pending!(next.poll());
-    assert_eq!(gate.running("T"), 0);
+    assert_eq!(inner.running("T"), 0);
     assert_eq!((limiter.in_flight(&"T"), limiter.waiting(&"T")), (1, 1));
     drop(parked);
     assert!(next.is_woken());
     assert_pending!(next.poll());
-    assert_eq!((gate.running("T"), gate.calls("T")), (1, 2));
+    assert_eq!((inner.running("T"), inner.calls("T")), (1, 2));
     drop((holder, next));
-    wind_up(limiter, "T", 1, 2);
+    assert_all_released(limiter, "T", 1, 2);
 }
 
 // CA8
 #[tokio::test(start_paused = true)]
-async fn a_grant_is_kept_for_a_waiter_that_looks_late() {
-    let gate = Gate::shut();
+async fn a_grant_is_kept_for_a_waiter_that_is_polled_late() {
+    let inner = BusyService::new();
     let overflow = Overflow::queue(2).max_wait(Duration::from_millis(50));
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(overflow);
-    let service = layer.layer(gate.clone());
+    let service = layer.layer(inner.clone());
     let mut holder = call(&service, "T");
     let mut parked = call(&service, "T");
     let mut next = call(&service, "T");
     assert_pending!(holder.poll());
     assert_pending!(parked.poll());
     assert_pending!(next.poll());
-    gate.let_out(1);
+    inner.finish(1);
     assert_ready_ok!(holder.poll());
     time::advance(Duration::from_millis(60)).await;
     assert_eq!(reason(next.poll()), RejectReason::WaitExpired);
     assert_pending!(parked.poll());
-    assert_eq!(gate.running("T"), 1);
+    assert_eq!(inner.running("T"), 1);
     drop((holder, parked, next));
-    wind_up(layer.limiter(), "T", 1, 2);
+    assert_all_released(layer.limiter(), "T", 1, 2);
 }
 
 // CA8
@@ -294,5 +294,5 @@ fn a_grant_dropped_with_the_future_of_the_limiter_is_passed_on() {
     assert!(next.is_woken());
     drop(assert_ready_ok!(next.poll()));
     drop(next);
-    wind_up(&limiter, "T", 1, 2);
+    assert_all_released(&limiter, "T", 1, 2);
 }

@@ -10,7 +10,7 @@ use tower_tenant::{
     Capacity, Error, Overflow, Permit, RejectReason, Rejected, TenantLimiter, limiter::Evictor,
 };
 
-use crate::support::{forget_all, reason};
+use crate::support::{evict_all, reason};
 
 type Tenant = u64;
 type Limiter = TenantLimiter<Tenant>;
@@ -53,9 +53,9 @@ fn woken(requests: &[Request]) -> Vec<usize> {
     requests.iter().enumerate().filter_map(woken).collect()
 }
 
-fn wind_up(limiter: &Limiter) {
+fn assert_all_released(limiter: &Limiter) {
     assert_eq!(figures(limiter), (0, 0));
-    forget_all(limiter);
+    evict_all(limiter);
 }
 
 #[test]
@@ -67,12 +67,12 @@ fn a_tenant_may_borrow_all_that_is_idle_up_to_its_own_limit() {
     let others = [admitted(&limiter, 2), admitted(&limiter, 2)];
     assert_eq!(figures(&limiter), (8, 1));
     drop((permits, beyond, others));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 // QP7
 #[test]
-fn the_next_slot_goes_to_whoever_has_fewest() {
+fn the_next_slot_goes_to_the_tenant_with_the_fewest() {
     let limiter = limiter(8, 8);
     let mut flood: Vec<_> = (0..8).map(|_| admitted(&limiter, 1)).collect();
     let more: Vec<_> = (0..20).map(|_| waiting(&limiter, 1)).collect();
@@ -88,7 +88,7 @@ fn the_next_slot_goes_to_whoever_has_fewest() {
         "within a tenant first come, first served"
     );
     drop((flood, more, permit, quiet));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[tokio::test(start_paused = true)]
@@ -123,7 +123,7 @@ async fn tenants_that_all_want_more_hold_as_much_as_their_weights_say() {
         );
     }
     drop((held, requests));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 // QP7
@@ -143,11 +143,11 @@ fn an_owner_of_many_tenants_gets_one_share() {
     assert_eq!(woken(&keys).len(), 1);
     let _ = quiet[0].poll();
     drop((keys, quiet));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
-fn a_tenant_at_its_own_limit_lets_others_pass_to_the_capacity() {
+fn a_tenant_at_its_own_limit_keeps_no_other_from_the_capacity() {
     let limiter = limiter(1, 2);
     let first = admitted(&limiter, 1);
     let capped = waiting(&limiter, 1);
@@ -159,11 +159,11 @@ fn a_tenant_at_its_own_limit_lets_others_pass_to_the_capacity() {
     drop(first);
     assert!(capped.is_woken());
     drop((capped, third));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
-fn a_full_queue_takes_the_newest_of_whoever_has_most_waiting() {
+fn a_full_queue_displaces_the_newest_waiter_of_the_tenant_with_most() {
     let limiter = limiter(8, Capacity::new(1).queue(3));
     let permit = admitted(&limiter, 1);
     let mut flood: Vec<_> = (0..3).map(|_| waiting(&limiter, 1)).collect();
@@ -178,11 +178,11 @@ fn a_full_queue_takes_the_newest_of_whoever_has_most_waiting() {
     assert_eq!(figures(&limiter), (1, 3));
     assert_eq!(limiter.waiting(&1), 2);
     drop((permit, flood, quiet));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
-fn rejections_tell_the_tenants_limit_from_the_capacity() {
+fn rejections_distinguish_the_limit_of_the_tenant_from_the_capacity() {
     let limiter = limiter(1, 2);
     let shedding = limiter.clone().overflow(Overflow::reject());
     let first = admitted(&limiter, 1);
@@ -192,7 +192,7 @@ fn rejections_tell_the_tenants_limit_from_the_capacity() {
     let shared = shedding.try_acquire(&3).unwrap_err();
     assert_eq!(shared.reason(), RejectReason::AtCapacity);
     drop((first, second));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
@@ -214,25 +214,25 @@ fn the_capacity_changes_live_in_both_directions() {
     limiter.set_capacity(1);
     assert!(fourth.is_woken());
     drop(fourth);
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
 fn a_weight_set_for_one_tenant_outlives_its_eviction() {
     let limiter = limiter(8, 3);
     limiter.set_weight(&2, 2);
-    forget_all(&limiter);
+    evict_all(&limiter);
     let mut running: Vec<_> = (0..3).map(|_| admitted(&limiter, 1)).collect();
     let ones: Vec<_> = (0..3).map(|_| waiting(&limiter, 1)).collect();
     let twos: Vec<_> = (0..3).map(|_| waiting(&limiter, 2)).collect();
     while running.pop().is_some() {}
     assert_eq!((woken(&ones).len(), woken(&twos).len()), (1, 2));
     drop((ones, twos));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
-fn a_waiter_that_goes_away_leaves_nothing_behind() {
+fn a_dropped_waiter_leaves_no_trace() {
     let limiter = limiter(8, 1);
     let permit = admitted(&limiter, 1);
     for _ in 0..100 {
@@ -245,11 +245,11 @@ fn a_waiter_that_goes_away_leaves_nothing_behind() {
     drop(granted);
     assert!(next.is_woken());
     drop(next);
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
-fn closing_rejects_whoever_waits_for_the_capacity() {
+fn closing_rejects_the_waiters_for_the_capacity() {
     let limiter = limiter(8, 1);
     let permit = admitted(&limiter, 1);
     let mut waiter = waiting(&limiter, 2);
@@ -260,7 +260,7 @@ fn closing_rejects_whoever_waits_for_the_capacity() {
 }
 
 #[test]
-fn a_paused_tenant_leaves_its_place_to_others() {
+fn the_waiters_of_a_paused_tenant_make_room_for_others() {
     let limiter = limiter(8, 1);
     let permit = admitted(&limiter, 1);
     let mut paused = waiting(&limiter, 2);
@@ -270,7 +270,7 @@ fn a_paused_tenant_leaves_its_place_to_others() {
     drop(permit);
     assert!(other.is_woken());
     drop((paused, other));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[tokio::test(start_paused = true)]
@@ -281,12 +281,12 @@ async fn a_wait_for_the_capacity_ends_in_time() {
     tokio::time::sleep(Duration::from_millis(21)).await;
     assert_eq!(rejection(waiter.poll()), RejectReason::CapacityWaitExpired);
     drop((permit, waiter));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 // PA3
 #[test]
-fn a_crowd_never_exceeds_the_capacity_nor_a_limit() {
+fn many_requests_never_exceed_the_capacity_nor_a_limit() {
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
     let limiter = limiter(2, Capacity::new(3).owners(|tenant: &Tenant| tenant % 2));
@@ -319,7 +319,7 @@ fn a_crowd_never_exceeds_the_capacity_nor_a_limit() {
             task.await.unwrap();
         }
     });
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 fn rejection(poll: Poll<Result<Permit, Rejected>>) -> RejectReason {
@@ -355,7 +355,7 @@ fn a_drain_ends_when_the_last_that_waited_with_nothing_in_flight_goes_away() {
 }
 
 #[test]
-fn a_drain_is_told_when_the_last_that_waited_was_displaced() {
+fn a_drain_is_woken_when_the_last_waiter_was_displaced() {
     let limiter = limiter(8, Capacity::new(0).queue(2));
     limiter.set_weight(&3, 100);
     let mut displaced = [waiting(&limiter, 2), waiting(&limiter, 2)];
@@ -386,7 +386,7 @@ fn an_owner_that_panics_when_it_is_dropped_fails_no_request() {
     for tenant in 0..200 {
         drop(admitted(&limiter, tenant));
         drop(admitted(&limiter, tenant / 2));
-        wind_up(&limiter);
+        assert_all_released(&limiter);
     }
 }
 
@@ -415,11 +415,11 @@ fn a_waker_that_panics_when_it_is_dropped_costs_no_slot() {
     let mut cx = Context::from_waker(&waker);
     let admitted = catch_unwind(AssertUnwindSafe(|| other.as_mut().poll(&mut cx)));
     drop((admitted, other, permit, waiter));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
-/// A tenant at its limit keeps others from passing unseen, though they find room.
-fn crowded(limiter: &Limiter) -> (Permit, Request) {
+/// A waiter of a tenant at its limit: requests of other tenants then enter by the slow path.
+fn contended(limiter: &Limiter) -> (Permit, Request) {
     limiter.set_limit(&1, 1);
     (admitted(limiter, 1), waiting(limiter, 1))
 }
@@ -427,19 +427,19 @@ fn crowded(limiter: &Limiter) -> (Permit, Request) {
 #[test]
 fn a_request_that_enters_while_others_wait_counts() {
     let limiter = limiter(8, 4);
-    let crowd = crowded(&limiter);
+    let contended_by = contended(&limiter);
     let running = [2, 2, 3].map(|tenant| admitted(&limiter, tenant));
     let waiters = [waiting(&limiter, 2), waiting(&limiter, 3)];
     limiter.set_capacity(5);
     assert_eq!(woken(&waiters), [1], "the one with fewest");
-    drop((waiters, running, crowd));
-    wind_up(&limiter);
+    drop((waiters, running, contended_by));
+    assert_all_released(&limiter);
 }
 
 #[tokio::test(start_paused = true)]
 async fn of_equals_the_one_that_began_later_is_next() {
     let limiter = limiter(8, 7);
-    let crowd = crowded(&limiter);
+    let contended_by = contended(&limiter);
     let early = [3, 3, 3].map(|tenant| admitted(&limiter, tenant));
     tokio::time::advance(Duration::from_secs(10)).await;
     let late = [2, 2, 2].map(|tenant| admitted(&limiter, tenant));
@@ -447,12 +447,12 @@ async fn of_equals_the_one_that_began_later_is_next() {
     let waiters = [waiting(&limiter, 3), waiting(&limiter, 2)];
     limiter.set_capacity(8);
     assert_eq!(woken(&waiters), [1]);
-    drop((waiters, early, late, crowd));
-    wind_up(&limiter);
+    drop((waiters, early, late, contended_by));
+    assert_all_released(&limiter);
 }
 
 #[test]
-fn what_ran_before_anybody_waited_counts() {
+fn what_ran_before_the_first_wait_counts() {
     let limiter = limiter(8, Capacity::new(4).owners(|tenant: &Tenant| tenant / 100));
     // Of the tenants of one owner, and of two owners.
     for [busy, other] in [[100, 101], [100, 200]] {
@@ -468,7 +468,7 @@ fn what_ran_before_anybody_waited_counts() {
     limiter.set_capacity(5);
     assert_eq!(woken(&waiters), [1], "the one whose owner has fewest");
     drop((waiters, running));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
@@ -480,16 +480,16 @@ fn a_weight_that_is_set_while_its_tenant_waits_counts_at_once() {
     limiter.set_capacity(5);
     assert_eq!(woken(&waiters), [1]);
     drop((waiters, running));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[tokio::test(start_paused = true)]
-async fn time_before_anybody_waited_does_not_count() {
+async fn time_before_the_first_wait_does_not_count() {
     let limiter = limiter(8, 7);
     limiter.set_weight(&1, 10);
     let before = admitted(&limiter, 2);
     tokio::time::advance(Duration::from_secs(10)).await;
-    let crowd = crowded(&limiter);
+    let contended_by = contended(&limiter);
     let mut since = [3; 5].map(|tenant| Some(admitted(&limiter, tenant)));
     tokio::time::advance(Duration::from_secs(1)).await;
     since[1..].fill_with(|| None);
@@ -497,8 +497,8 @@ async fn time_before_anybody_waited_does_not_count() {
     let waiters = [waiting(&limiter, 3), waiting(&limiter, 2)];
     limiter.set_capacity(4);
     assert_eq!(woken(&waiters), [1]);
-    drop((waiters, before, since, crowd));
-    wind_up(&limiter);
+    drop((waiters, before, since, contended_by));
+    assert_all_released(&limiter);
 }
 
 #[cfg(target_pointer_width = "64")]
@@ -511,11 +511,11 @@ fn a_weight_beyond_all_bounds_is_the_largest() {
     limiter.set_capacity(5);
     assert_eq!(woken(&waiters), [1]);
     drop((waiters, running));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
-fn a_request_made_while_a_slot_is_handed_on_passes_nobody() {
+fn a_request_made_while_a_slot_is_granted_passes_no_waiter() {
     use std::{
         sync::{Arc, OnceLock},
         task::{Context, Wake},
@@ -549,7 +549,7 @@ fn a_request_made_while_a_slot_is_handed_on_passes_nobody() {
     assert_eq!(asks.1.get(), Some(&Some(RejectReason::AtCapacity)));
     assert!(second.is_woken());
     drop((permit, first, second));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 // What all share is short, and the tenant is below its limit: that is named, whatever the request
@@ -574,7 +574,7 @@ async fn a_tenant_below_its_limit_is_not_blamed_for_the_capacity() {
         assert!(reason.as_str().contains("capacity"));
     }
     drop((permit, waits));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[test]
@@ -590,7 +590,7 @@ fn a_tenant_at_its_own_limit_does_not_blame_the_capacity() {
     let other = waiting(&limiter, 4);
     assert_eq!(rejection(newest.poll()), RejectReason::QueueFull);
     drop((permit, first, newest, others, other));
-    wind_up(&limiter);
+    assert_all_released(&limiter);
 }
 
 #[tokio::test(start_paused = true)]

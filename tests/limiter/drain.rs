@@ -1,4 +1,4 @@
-//! Taking a limiter out of service: who is rejected, who is served, and what is left.
+//! Taking a limiter out of service: which requests are rejected, which are served, and what is left.
 
 use std::{
     pin::Pin,
@@ -22,7 +22,9 @@ use tower_tenant::{
 };
 
 use crate::{
-    support::{Gate, Tenant, forget_all, manual, reason, soon, until, watched},
+    support::{
+        BusyService, Tenant, evict_all, manual, reason, run_with_timeout, until, with_timeout,
+    },
     wire::{self, Version, listen, tenant_in},
 };
 
@@ -42,7 +44,7 @@ fn both(limit: usize, queue: usize) -> [TenantLimiter<Tenant>; 2] {
 }
 
 #[test]
-fn closed_to_newcomers_serves_who_waits_and_rejects_who_comes() {
+fn closed_to_new_requests_serves_waiting_ones_and_rejects_new_ones() {
     for limiter in both(1, 4) {
         let held = limiter.try_acquire(&"T").unwrap();
         let mut waiting = [(); 2].map(|()| task::spawn(limiter.acquire(&"T")));
@@ -51,7 +53,7 @@ fn closed_to_newcomers_serves_who_waits_and_rejects_who_comes() {
         }
         limiter.stop_accepting();
         assert!(limiter.is_closed());
-        for tenant in ["T", "of whom nobody has heard"] {
+        for tenant in ["T", "U"] {
             let newcomer = task::spawn(limiter.acquire(&tenant)).poll();
             assert_eq!(reason(newcomer), RejectReason::Closed);
         }
@@ -62,12 +64,12 @@ fn closed_to_newcomers_serves_who_waits_and_rejects_who_comes() {
             drop(assert_ready_ok!(waiting.poll()));
         }
         assert_ready!(task::spawn(limiter.drain()).poll());
-        forget_all(&limiter);
+        evict_all(&limiter);
     }
 }
 
 #[test]
-fn closing_afterwards_rejects_who_was_to_be_served() {
+fn closing_afterwards_rejects_the_waiters_that_were_to_be_served() {
     for limiter in both(1, 4) {
         let held = limiter.try_acquire(&"T").unwrap();
         let mut waiting = task::spawn(limiter.acquire(&"T"));
@@ -82,7 +84,7 @@ fn closing_afterwards_rejects_who_was_to_be_served() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drain_ends_when_its_time_is_up_and_tells_what_is_left() {
+async fn a_drain_ends_when_its_time_is_up_and_returns_what_is_left() {
     for limiter in both(2, 4) {
         let held = [(); 2].map(|()| limiter.try_acquire(&"T").unwrap());
         let mut waiting = task::spawn(limiter.acquire(&"T"));
@@ -104,7 +106,7 @@ async fn a_drain_ends_when_its_time_is_up_and_tells_what_is_left() {
         drop(assert_ready_ok!(waiting.poll()));
         let mut drain = task::spawn(limiter.drain_for(Duration::ZERO));
         assert_ready_ok!(drain.poll());
-        forget_all(&limiter);
+        evict_all(&limiter);
     }
 }
 
@@ -123,7 +125,7 @@ async fn a_drain_ends_with_the_last_request_though_there_is_time_left() {
 #[tokio::test(start_paused = true)]
 async fn a_drain_whose_time_is_up_when_nothing_is_left_has_ended_well() {
     type Drain = Pin<Box<dyn Future<Output = Result<(), DrainTimeout>> + Send>>;
-    // Polled between the release of the last slot and the telling of whoever drains.
+    // Polled between the release of the last slot and the wake-up of the drain.
     let drain: Arc<Mutex<Option<Spawn<Drain>>>> = Arc::default();
     let result = Arc::new(Mutex::new(None));
     let (polled, seen) = (Arc::clone(&drain), Arc::clone(&result));
@@ -148,7 +150,7 @@ async fn a_drain_whose_time_is_up_when_nothing_is_left_has_ended_well() {
 }
 
 #[test]
-fn where_no_timer_can_run_a_drain_tells_what_is_left_at_once() {
+fn where_no_timer_can_run_a_drain_returns_what_is_left_at_once() {
     let limiter = limiter(1, 1);
     let held = limiter.try_acquire(&"T").unwrap();
     let left = assert_ready_err!(task::spawn(limiter.drain_for(Duration::MAX)).poll());
@@ -158,9 +160,9 @@ fn where_no_timer_can_run_a_drain_tells_what_is_left_at_once() {
 }
 
 #[test]
-fn nobody_slips_in_and_nobody_who_waits_is_lost_while_threads_race_with_the_closing() {
+fn no_request_is_admitted_late_and_no_waiter_is_lost_while_threads_race_with_close() {
     for limiter in both(2, 64) {
-        watched(move || {
+        run_with_timeout(move || {
             let limiter = Arc::new(limiter);
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
@@ -187,7 +189,7 @@ fn nobody_slips_in_and_nobody_who_waits_is_lost_while_threads_race_with_the_clos
                 let closing = Arc::clone(&limiter);
                 let closed = thread::spawn(move || closing.stop_accepting());
                 for request in requests {
-                    let rejected = soon(request).await.unwrap();
+                    let rejected = with_timeout(request).await.unwrap();
                     let expected = [
                         RejectReason::Closed,
                         RejectReason::QueueFull,
@@ -199,7 +201,7 @@ fn nobody_slips_in_and_nobody_who_waits_is_lost_while_threads_race_with_the_clos
                     );
                 }
                 closed.join().unwrap();
-                soon(limiter.drain()).await;
+                with_timeout(limiter.drain()).await;
                 assert!(limiter.try_acquire(&"A").is_err());
             });
         });
@@ -208,14 +210,14 @@ fn nobody_slips_in_and_nobody_who_waits_is_lost_while_threads_race_with_the_clos
 
 /// A request in flight and one in the queue, then the signal; `close` is what the process does.
 async fn shut_down(close: fn(&TenantLimiter<Tenant>)) -> (StatusCode, StatusCode) {
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let limiter = limiter(1, 4);
     let layer =
         TenantConcurrencyLayer::with_limiter(limiter.clone(), |req: &Request<Body>| tenant_in(req));
-    let inner = gate.clone();
+    let busy = inner.clone();
     let handler = get(move |req: Request<Body>| {
-        let mut inner = inner.clone();
-        async move { inner.call(tenant_in(&req).unwrap()).await.unwrap() }
+        let mut busy = busy.clone();
+        async move { busy.call(tenant_in(&req).unwrap()).await.unwrap() }
     });
     let router = Router::new().route("/work", handler).layer(layer.http());
     let (listener, addr) = listen().await;
@@ -234,12 +236,12 @@ async fn shut_down(close: fn(&TenantLimiter<Tenant>)) -> (StatusCode, StatusCode
     close(&limiter);
     signal.send(()).unwrap();
     tokio::task::yield_now().await;
-    gate.let_out(2);
+    inner.finish(2);
     let answers = (running.await.unwrap().status, queued.await.unwrap().status);
-    soon(limiter.drain_for(Duration::from_secs(60)))
+    with_timeout(limiter.drain_for(Duration::from_secs(60)))
         .await
         .unwrap();
-    soon(server).await.unwrap().unwrap();
+    with_timeout(server).await.unwrap().unwrap();
     answers
 }
 

@@ -1,4 +1,4 @@
-//! Limits that are only pretended: everything is told and counted, nobody is rejected or waits, and
+//! Dry runs: what the limits would do is observed and counted, no request is rejected or waits, and
 //! the figures stay exact.
 
 use std::{
@@ -19,19 +19,22 @@ use tower_tenant::{
     extract::MissingTenant, limiter::TenantLimiterBuilder, observe::Event,
 };
 
-use crate::support::{Tenant, forget_all, forget_idle, manual, probe, reason, watched};
+use crate::support::{
+    Tenant, assert_available, evict_all, evict_idle_now, manual, reason, run_with_timeout,
+};
 
-/// What an observer was told: who would have waited, and why who would have been rejected.
-type Told = Arc<Mutex<Vec<Option<RejectReason>>>>;
+/// The events of requests that would have waited, and the reasons of those that would have been
+/// rejected.
+type Events = Arc<Mutex<Vec<Option<RejectReason>>>>;
 
-fn limiter(limit: usize, queue: usize) -> (TenantLimiter<Tenant>, Told) {
-    let (builder, told) = builder(limit, queue);
-    (builder.build(), told)
+fn limiter(limit: usize, queue: usize) -> (TenantLimiter<Tenant>, Events) {
+    let (builder, events) = builder(limit, queue);
+    (builder.build(), events)
 }
 
-fn builder(limit: usize, queue: usize) -> (TenantLimiterBuilder<Tenant>, Told) {
-    let told = Told::default();
-    let log = Arc::clone(&told);
+fn builder(limit: usize, queue: usize) -> (TenantLimiterBuilder<Tenant>, Events) {
+    let events = Events::default();
+    let log = Arc::clone(&events);
     let builder = TenantLimiter::builder(limit)
         .overflow(Overflow::queue(queue).max_wait(Duration::MAX))
         .evictor(manual(Duration::ZERO))
@@ -43,42 +46,42 @@ fn builder(limit: usize, queue: usize) -> (TenantLimiterBuilder<Tenant>, Told) {
             Event::Queued | Event::Rejected { .. } => panic!("{event:?} in a dry run"),
             _ => {}
         });
-    (builder, told)
+    (builder, events)
 }
 
-fn take(told: &Told) -> Vec<Option<RejectReason>> {
-    std::mem::take(&mut told.lock().unwrap())
+fn take(events: &Events) -> Vec<Option<RejectReason>> {
+    std::mem::take(&mut events.lock().unwrap())
 }
 
 #[test]
-fn whoever_would_wait_or_be_rejected_enters_and_is_told() {
-    let (limiter, told) = limiter(2, 1);
+fn a_request_that_would_wait_or_be_rejected_is_admitted_and_observed() {
+    let (limiter, events) = limiter(2, 1);
     limiter.set_dry_run(true);
     let permits: Vec<_> = (0..5)
         .map(|_| assert_ready_ok!(task::spawn(limiter.acquire(&"T")).poll()))
         .collect();
     let full = Some(RejectReason::QueueFull);
-    assert_eq!(take(&told), [None, full, full]);
+    assert_eq!(take(&events), [None, full, full]);
     assert_eq!(limiter.would_have_rejected(), 2);
     assert_eq!(limiter.in_flight(&"T"), 5);
     assert_eq!(limiter.waiting(&"T"), 0);
     let sixth = limiter.try_acquire(&"T").unwrap();
-    assert_eq!(take(&told), [Some(RejectReason::AtLimit)]);
+    assert_eq!(take(&events), [Some(RejectReason::AtLimit)]);
     drop((permits, sixth));
     drop(limiter.try_acquire(&"T").unwrap());
-    assert_eq!(take(&told), [], "below its limit nothing is told");
+    assert_eq!(take(&events), [], "below its limit nothing is events");
     assert_eq!(limiter.in_flight(&"T"), 0);
 }
 
-/// What becomes of the next request where the limits are meant, after `before` others.
-fn fate_of_next(limit: usize, queue: usize, before: usize) -> Option<Option<RejectReason>> {
+/// The event of the next request, after `before` others, where the limits are enforced.
+fn expected_of_next(limit: usize, queue: usize, before: usize) -> Option<Option<RejectReason>> {
     let limiter = TenantLimiter::<Tenant>::new(limit)
         .overflow(Overflow::queue(queue).max_wait(Duration::MAX));
     let mut requests: Vec<_> = (0..=before)
         .map(|_| task::spawn(limiter.acquire(&"T")))
         .collect();
-    let mut fates: Vec<_> = requests.iter_mut().map(|request| request.poll()).collect();
-    match fates.pop().expect("there is a next") {
+    let mut polled: Vec<_> = requests.iter_mut().map(|request| request.poll()).collect();
+    match polled.pop().expect("there is a next") {
         Poll::Ready(Ok(_)) => None,
         Poll::Pending => Some(None),
         rejected => Some(Some(reason(rejected))),
@@ -86,17 +89,17 @@ fn fate_of_next(limit: usize, queue: usize, before: usize) -> Option<Option<Reje
 }
 
 #[test]
-fn each_request_is_told_what_becomes_of_it_where_limits_are_meant() {
+fn each_event_of_a_dry_run_has_what_the_limit_would_have_done() {
     for (limit, queue) in [(0, 0), (0, 2), (1, 0), (1, 2), (2, 1), (3, 3)] {
-        let (limiter, told) = limiter(limit, queue);
+        let (limiter, events) = limiter(limit, queue);
         limiter.set_dry_run(true);
         let mut permits = Vec::new();
         for before in 0..limit + queue + 3 {
             permits.push(assert_ready_ok!(task::spawn(limiter.acquire(&"T")).poll()));
-            let fate = fate_of_next(limit, queue, before);
+            let expected = expected_of_next(limit, queue, before);
             assert_eq!(
-                take(&told).pop(),
-                fate,
+                take(&events).pop(),
+                expected,
                 "{before} before, {limit} + {queue}"
             );
         }
@@ -106,7 +109,7 @@ fn each_request_is_told_what_becomes_of_it_where_limits_are_meant() {
 
 #[test]
 fn no_kind_of_rejection_stands_in_the_way_but_that_of_a_closed_limiter() {
-    let (builder, told) = builder(1, 0);
+    let (builder, events) = builder(1, 0);
     let limiter = builder
         .capacity(Capacity::new(1).queue(0))
         .max_tenants(2)
@@ -115,15 +118,15 @@ fn no_kind_of_rejection_stands_in_the_way_but_that_of_a_closed_limiter() {
     limiter.set_dry_run(true);
     let mut permits = vec![limiter.try_acquire(&"T").unwrap()];
     permits.push(limiter.try_acquire(&"U").unwrap());
-    assert_eq!(take(&told), [Some(RejectReason::AtCapacity)]);
+    assert_eq!(take(&events), [Some(RejectReason::AtCapacity)]);
     assert_eq!(limiter.capacity_stats().unwrap().in_flight, 2);
 
     limiter.set_limit(&"U", 0);
     permits.push(limiter.try_acquire(&"U").unwrap());
-    assert_eq!(take(&told), [Some(RejectReason::Paused)]);
+    assert_eq!(take(&events), [Some(RejectReason::Paused)]);
 
     permits.push(limiter.try_acquire(&"V").unwrap());
-    assert_eq!(take(&told)[0], Some(RejectReason::TableFull));
+    assert_eq!(take(&events)[0], Some(RejectReason::TableFull));
     assert_eq!(limiter.tracked(), 2);
     assert_eq!(limiter.capacity_stats().unwrap().in_flight, 4);
 
@@ -135,8 +138,8 @@ fn no_kind_of_rejection_stands_in_the_way_but_that_of_a_closed_limiter() {
 }
 
 #[tokio::test]
-async fn requests_without_a_tenant_pass_and_are_told() {
-    let (builder, told) = builder(1, 0);
+async fn requests_without_a_tenant_pass_and_are_observed() {
+    let (builder, events) = builder(1, 0);
     let limiter = builder.anonymous_limit(0).build();
     for missing in [MissingTenant::Reject, MissingTenant::Share] {
         limiter.set_dry_run(true);
@@ -149,13 +152,13 @@ async fn requests_without_a_tenant_pass_and_are_told() {
             MissingTenant::Share => RejectReason::Paused,
             _ => RejectReason::MissingTenant,
         };
-        assert_eq!(take(&told), [Some(expected)]);
+        assert_eq!(take(&events), [Some(expected)]);
     }
     assert_eq!(limiter.anonymous_stats().in_flight, 0);
 }
 
 #[test]
-fn switching_it_on_lets_in_who_waits_and_switching_it_off_is_a_cut() {
+fn switching_a_dry_run_on_admits_the_waiters_and_switching_it_off_is_a_cut() {
     let plain = || TenantLimiter::<Tenant>::builder(2);
     for limiter in [
         plain(),
@@ -188,11 +191,11 @@ fn switching_it_on_lets_in_who_waits_and_switching_it_off_is_a_cut() {
         drop(second);
         drop(assert_ready_ok!(newcomer.poll()));
         drop(third);
-        probe(&limiter, "T", 2, 3);
+        assert_available(&limiter, "T", 2, 3);
         if let Some(stats) = limiter.capacity_stats() {
             assert_eq!((stats.in_flight, stats.waiting), (0, 0));
         }
-        forget_all(&limiter);
+        evict_all(&limiter);
     }
 }
 
@@ -210,7 +213,7 @@ fn one_tenant_may_be_in_a_dry_run_or_out_of_it_by_itself() {
     limiter.set_dry_run(true);
     limiter.set_tenant_dry_run(&"T", false);
     assert!(full("T") && !full("U"));
-    forget_idle(&limiter);
+    evict_idle_now(&limiter);
     assert!(full("T") && !full("U"), "it outlives the eviction");
     limiter.clear_tenant_dry_run(&"T");
     assert!(!full("T"));
@@ -219,11 +222,11 @@ fn one_tenant_may_be_in_a_dry_run_or_out_of_it_by_itself() {
 }
 
 #[test]
-fn switching_it_on_and_off_under_load_leaves_the_figures_exact() {
+fn switching_a_dry_run_on_and_off_under_load_keeps_the_figures_exact() {
     let limits = || TenantLimiter::<u64>::builder(2).evictor(manual(Duration::ZERO));
     let owned = Capacity::new(3).owners(|tenant: &u64| tenant % 2);
     for limiter in [limits(), limits().capacity(3), limits().capacity(owned)] {
-        watched(move || {
+        run_with_timeout(move || {
             let limiter = limiter
                 .overflow(Overflow::queue(4).max_wait(Duration::MAX))
                 .build();
@@ -258,9 +261,9 @@ fn switching_it_on_and_off_under_load_leaves_the_figures_exact() {
                 assert_eq!((stats.in_flight, stats.waiting), (0, 0));
             }
             for tenant in 0..4 {
-                probe(&limiter, tenant, 2, 2);
+                assert_available(&limiter, tenant, 2, 2);
             }
-            forget_all(&limiter);
+            evict_all(&limiter);
         });
     }
 }
@@ -334,7 +337,7 @@ async fn served_beside_a_flood(is_dry: bool) -> [usize; 2] {
     tasks.shutdown().await;
     assert_eq!(running.lock().unwrap().1, 4, "the capacity is meant");
     limiter.set_tenant_dry_run(&"flood", false);
-    probe(&limiter, "flood", 4, 2);
+    assert_available(&limiter, "flood", 4, 2);
     *served.lock().unwrap()
 }
 
@@ -349,7 +352,7 @@ async fn the_dry_run_of_one_tenant_costs_the_others_none_of_the_capacity() {
 }
 
 #[test]
-fn a_dry_run_that_ends_asks_nothing_and_restores_the_limits_that_were_in_force() {
+fn a_dry_run_that_ends_calls_no_function_and_restores_the_limits_that_were_in_force() {
     let asked = Arc::new(AtomicBool::new(false));
     let limits = Arc::clone(&asked);
     let limiter = TenantLimiter::new(tower_tenant::Limits::from_fn(move |_: &Tenant| {
@@ -362,11 +365,11 @@ fn a_dry_run_that_ends_asks_nothing_and_restores_the_limits_that_were_in_force()
     limiter.set_tenant_dry_run(&"T", true);
     limiter.set_tenant_dry_run(&"T", false);
     limiter.clear_tenant_dry_run(&"T");
-    probe(&limiter, "T", 1, 1);
+    assert_available(&limiter, "T", 1, 1);
 }
 
 #[test]
-fn a_function_that_panics_while_settings_end_a_dry_run_leaves_the_tenant_limited() {
+fn a_function_that_panics_while_settings_end_a_dry_run_keeps_the_tenant_limited() {
     let panics = Arc::new(AtomicBool::new(false));
     let limits = Arc::clone(&panics);
     let limiter = TenantLimiter::new(tower_tenant::Limits::from_fn(move |_: &Tenant| {
@@ -380,13 +383,13 @@ fn a_function_that_panics_while_settings_end_a_dry_run_leaves_the_tenant_limited
     let apply = || limiter.apply(tower_tenant::settings::Settings::default());
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(apply));
     assert!(panic.is_err());
-    probe(&limiter, "T", 2, 1);
+    assert_available(&limiter, "T", 2, 1);
 }
 
 #[test]
 fn a_request_is_counted_once_whatever_stands_against_it() {
     for pause in [false, true] {
-        let (builder, told) = builder(1, 0);
+        let (builder, events) = builder(1, 0);
         let limiter = builder.capacity(1).max_tenants(1).build();
         limiter.set_dry_run(true);
         if pause {
@@ -394,7 +397,7 @@ fn a_request_is_counted_once_whatever_stands_against_it() {
         }
         let first = limiter.try_acquire(&"T").unwrap();
         let second = limiter.try_acquire(&"U").unwrap();
-        assert_eq!(take(&told), [Some(RejectReason::TableFull)]);
+        assert_eq!(take(&events), [Some(RejectReason::TableFull)]);
         assert_eq!(limiter.would_have_rejected(), 1);
         drop((first, second));
         assert_eq!(limiter.capacity_stats().unwrap().in_flight, 0);
@@ -402,7 +405,7 @@ fn a_request_is_counted_once_whatever_stands_against_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pretended_rejections_raise_no_hint() {
+async fn rejections_of_a_dry_run_raise_no_hint() {
     let limiter = TenantLimiter::<Tenant>::builder(1)
         .evictor(manual(Duration::MAX))
         .build();

@@ -14,7 +14,9 @@ use tower_tenant::{
     Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter, limiter::Evictor,
 };
 
-use crate::support::{Gate, call, forget_all, manual, probe, tenant_of, watched};
+use crate::support::{
+    BusyService, assert_available, call, evict_all, manual, run_with_timeout, tenant_of,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -26,10 +28,10 @@ fn a_tenant_that_was_looked_up_and_not_yet_admitted_stays() {
         .evictor(manual(Duration::ZERO))
         .build();
     let layer = TenantConcurrencyLayer::with_limiter(limiter.clone(), |id: &u64| Some(*id));
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let service = layer.layer(tower::service_fn(move |_: u64| {
-        let mut gate = gate.clone();
-        tower::Service::call(&mut gate, "7")
+        let mut inner = inner.clone();
+        tower::Service::call(&mut inner, "7")
     }));
     let running = call(&service, 7);
     // Looked up by `call`, arrives at its first poll.
@@ -42,19 +44,19 @@ fn a_tenant_that_was_looked_up_and_not_yet_admitted_stays() {
     let stats = limiter.stats(&7).unwrap();
     assert_eq!((stats.in_flight, stats.waiting), (1, 1));
     drop((first, second));
-    probe(&limiter, 7, 1, 1);
-    forget_all(&limiter);
+    assert_available(&limiter, 7, 1, 1);
+    evict_all(&limiter);
 }
 
 // EV6
 #[test]
 fn a_service_from_before_an_eviction_shares_the_limit_with_newer_ones() {
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of);
     layer.limiter().set_evictor(manual(Duration::ZERO));
-    let old = layer.layer(gate.clone());
+    let old = layer.layer(inner.clone());
     let mut request = call(&old, "T");
-    gate.let_out(1);
+    inner.finish(1);
     assert_ready_ok!(request.poll());
     drop(request);
     assert_eq!(layer.limiter().evict_idle(), 1);
@@ -62,16 +64,16 @@ fn a_service_from_before_an_eviction_shares_the_limit_with_newer_ones() {
 
     let mut held = call(&old, "T");
     assert_pending!(held.poll());
-    for service in [&old.clone(), &layer.layer(gate.clone())] {
+    for service in [&old.clone(), &layer.layer(inner.clone())] {
         let error = assert_ready_err!(call(service, "T").poll());
         assert_eq!(error.rejected().unwrap().reason(), RejectReason::AtLimit);
     }
     assert_eq!(layer.limiter().evict_idle(), 0);
     assert_ready_err!(call(&old, "T").poll());
     drop(held);
-    assert_eq!(gate.peak("T"), 1);
-    probe(layer.limiter(), "T", 1, 2);
-    forget_all(layer.limiter());
+    assert_eq!(inner.peak("T"), 1);
+    assert_available(layer.limiter(), "T", 1, 2);
+    evict_all(layer.limiter());
 }
 
 // EV8
@@ -89,8 +91,8 @@ async fn idle_time_counts_from_the_release() {
         assert_eq!(limiter.evict_idle(), evicted);
         assert_eq!(limiter.tracked(), 1 - evicted);
     }
-    probe(&limiter, 7, 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 7, 1, 2);
+    evict_all(&limiter);
 }
 
 // EV8
@@ -108,8 +110,8 @@ async fn a_tenant_that_comes_back_in_time_stays() {
     }
     advance(10 * SECOND).await;
     assert_eq!(limiter.evict_idle(), 1);
-    probe(&limiter, 7, 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 7, 1, 2);
+    evict_all(&limiter);
 }
 
 // EV8
@@ -133,8 +135,8 @@ async fn a_tenant_in_flight_or_waiting_is_never_evicted() {
     drop(waiter);
     sleep(4 * SECOND).await;
     assert_eq!(limiter.tracked(), 0);
-    probe(&limiter, 7, 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 7, 1, 2);
+    evict_all(&limiter);
 }
 
 // EV8
@@ -157,8 +159,8 @@ async fn the_task_keeps_a_tenant_for_its_idle_time_and_at_most_two_periods_more(
         drop(other);
         sleep(ttl + 2 * period + SECOND).await;
         assert_eq!(limiter.tracked(), 0);
-        probe(&limiter, 7, 1, 2);
-        forget_all(&limiter);
+        assert_available(&limiter, 7, 1, 2);
+        evict_all(&limiter);
     }
 }
 
@@ -169,12 +171,12 @@ async fn a_limit_of_its_own_outlives_the_eviction_of_a_tenant() {
         .evictor(manual(Duration::ZERO))
         .build();
     limiter.set_limit(&7, 3);
-    probe(&limiter, 7, 3, 2);
+    assert_available(&limiter, 7, 3, 2);
     assert_eq!(limiter.evict_idle(), 1);
-    probe(&limiter, 7, 3, 2);
+    assert_available(&limiter, 7, 3, 2);
     limiter.clear_limit(&7);
-    probe(&limiter, 7, 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 7, 1, 2);
+    evict_all(&limiter);
 }
 
 thread_local! {
@@ -229,7 +231,7 @@ async fn a_key_that_panics_when_dropped_stops_no_sweep() {
             1
         },
     ] {
-        forget_all(&limiter);
+        evict_all(&limiter);
         track(5..6);
         EXPLODES.set(Some(5));
         assert_eq!(evict(&limiter), 1);
@@ -237,8 +239,8 @@ async fn a_key_that_panics_when_dropped_stops_no_sweep() {
         assert!(limiter.stats(&Mine(5)).is_none());
     }
     assert_eq!(EXPLOSIONS.get(), 3);
-    probe(&limiter, Mine(5), 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, Mine(5), 1, 2);
+    evict_all(&limiter);
 }
 
 /// A tenant that asks its limiter for something while it is dropped.
@@ -271,7 +273,7 @@ impl Drop for Chatty {
 // EV10
 #[test]
 fn a_key_may_use_the_limiter_while_it_is_dropped() {
-    watched(|| {
+    run_with_timeout(|| {
         let limiter = TenantLimiter::builder(1)
             .evictor(manual(Duration::ZERO))
             .build();
@@ -280,13 +282,13 @@ fn a_key_may_use_the_limiter_while_it_is_dropped() {
         drop(limiter.try_acquire(&Chatty(7, own)).unwrap());
         assert_eq!(limiter.evict_idle(), 1);
         assert_eq!(limiter.tracked(), 1, "tracked again by its own drop");
-        forget_all(&limiter);
+        evict_all(&limiter);
     });
 }
 
 // EV12
 #[tokio::test(start_paused = true)]
-async fn tenants_are_forgotten_without_further_traffic() {
+async fn tenants_are_evicted_without_further_traffic() {
     let (ttl, period) = (60 * SECOND, 10 * SECOND);
     let limiter = TenantLimiter::<u64>::builder(1)
         .evictor(Evictor::after(ttl).every(period))
@@ -303,13 +305,13 @@ async fn tenants_are_forgotten_without_further_traffic() {
     assert_eq!(limiter.tracked(), 1);
     sleep(ttl + 2 * period).await;
     assert_eq!(limiter.tracked(), 0);
-    probe(&limiter, 7, 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 7, 1, 2);
+    evict_all(&limiter);
 }
 
 // EV12
 #[test]
-fn without_a_task_two_sweeps_by_hand_forget_all() {
+fn without_a_task_two_sweeps_by_hand_evict_all() {
     let limiter = TenantLimiter::<u64>::builder(1)
         .evictor(manual(Duration::from_millis(5)))
         .build();
@@ -320,13 +322,13 @@ fn without_a_task_two_sweeps_by_hand_forget_all() {
     assert_eq!(limiter.evict_idle(), 0);
     std::thread::sleep(Duration::from_millis(10));
     assert_eq!(limiter.evict_idle(), 10_000);
-    probe(&limiter, 7, 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 7, 1, 2);
+    evict_all(&limiter);
 }
 
 // EV12
 #[tokio::test(start_paused = true)]
-async fn an_endless_idle_time_forgets_nobody_and_none_forgets_at_each_sweep() {
+async fn an_endless_idle_time_evicts_no_tenant_and_one_of_zero_evicts_at_each_sweep() {
     let limiter = TenantLimiter::<u64>::builder(1)
         .evictor(Evictor::after(Duration::MAX))
         .build();
@@ -339,13 +341,13 @@ async fn an_endless_idle_time_forgets_nobody_and_none_forgets_at_each_sweep() {
     drop(limiter.try_acquire(&7).unwrap());
     sleep(SECOND + SECOND / 2).await;
     assert_eq!(limiter.tracked(), 0);
-    probe(&limiter, 7, 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 7, 1, 2);
+    evict_all(&limiter);
 }
 
 // EV12
 #[tokio::test(start_paused = true)]
-async fn a_new_evictor_takes_the_place_of_the_old_one() {
+async fn a_new_evictor_replaces_the_old_one() {
     let limiter = TenantLimiter::<u64>::builder(1)
         .evictor(Evictor::default())
         .build();
@@ -354,8 +356,8 @@ async fn a_new_evictor_takes_the_place_of_the_old_one() {
     drop(limiter.try_acquire(&8).unwrap());
     sleep(4 * SECOND).await;
     assert_eq!(limiter.tracked(), 0);
-    probe(&limiter, 7, 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 7, 1, 2);
+    evict_all(&limiter);
 }
 
 #[test]

@@ -20,10 +20,11 @@ use tower_tenant::{
 };
 
 use crate::support::{
-    Gate, Tenant, call, forget_all, forget_idle, manual, probe, reason, tenant_of, wind_up,
+    BusyService, Tenant, assert_all_released, assert_available, call, evict_all, evict_idle_now,
+    manual, reason, tenant_of,
 };
 
-/// A queue that nobody has to leave.
+/// A queue in which requests may wait without a bound.
 fn queue(places: usize) -> Overflow {
     Overflow::queue(places).max_wait(Duration::MAX)
 }
@@ -32,7 +33,7 @@ fn limit(limiter: &TenantLimiter<Tenant>, tenant: Tenant) -> usize {
     limiter.stats(&tenant).expect("not tracked").limit
 }
 
-/// A request for a permit of `T` that waits in the line.
+/// A request for a permit of `T` that waits in the queue.
 fn waiter(
     limiter: &TenantLimiter<Tenant>,
 ) -> Spawn<impl Future<Output = Result<Permit, Rejected>> + use<>> {
@@ -50,9 +51,9 @@ fn drain(limiter: &TenantLimiter<Tenant>) -> Spawn<impl Future<Output = ()> + us
 #[test]
 fn a_number_is_the_limit_of_each_tenant() {
     let limiter = TenantLimiter::new(2);
-    probe(&limiter, "T", 2, 1);
-    wind_up(&limiter, "U", 2, 1);
-    probe(
+    assert_available(&limiter, "T", 2, 1);
+    assert_all_released(&limiter, "U", 2, 1);
+    assert_available(
         &TenantLimiter::default(),
         "T",
         TenantLimiter::<Tenant>::DEFAULT_LIMIT,
@@ -68,26 +69,26 @@ fn a_function_of_the_tenant_is_asked_once_for_each_that_starts_to_be_tracked() {
         theirs.fetch_add(1, Ordering::Relaxed);
         tenant.len()
     }));
-    probe(&limiter, "T", 1, 2);
-    probe(&limiter, "TTT", 3, 2);
-    probe(&limiter, "TTT", 3, 2);
+    assert_available(&limiter, "T", 1, 2);
+    assert_available(&limiter, "TTT", 3, 2);
+    assert_available(&limiter, "TTT", 3, 2);
     assert_eq!(asked.load(Ordering::Relaxed), 2);
-    forget_idle(&limiter);
-    probe(&limiter, "TTT", 3, 2);
+    evict_idle_now(&limiter);
+    assert_available(&limiter, "TTT", 3, 2);
     assert_eq!(asked.load(Ordering::Relaxed), 3);
-    wind_up(&limiter, "T", 1, 2);
+    assert_all_released(&limiter, "T", 1, 2);
 }
 
 #[test]
 fn setting_the_limits_asks_their_function_again_for_each_tracked_tenant() {
     let limiter = TenantLimiter::new(Limits::from_fn(|tenant: &Tenant| tenant.len()));
-    probe(&limiter, "T", 1, 0);
-    probe(&limiter, "TT", 2, 0);
+    assert_available(&limiter, "T", 1, 0);
+    assert_available(&limiter, "TT", 2, 0);
     limiter.set_default_limit(Limits::from_fn(|tenant: &Tenant| 10 * tenant.len()));
     assert_eq!((limit(&limiter, "T"), limit(&limiter, "TT")), (10, 20));
     limiter.set_default_limit(3);
     assert_eq!((limit(&limiter, "T"), limit(&limiter, "TT")), (3, 3));
-    wind_up(&limiter, "T", 3, 0);
+    assert_all_released(&limiter, "T", 3, 0);
 }
 
 #[test]
@@ -98,10 +99,10 @@ fn a_function_of_the_tenant_may_use_the_limiter() {
         "T" => other.try_acquire(&"U").map_or(0, |_| 2),
         _ => 1 + other.in_flight(&"T"),
     }));
-    probe(&limiter, "T", 2, 0);
+    assert_available(&limiter, "T", 2, 0);
     // The function holds a handle: without it, the limiter can end.
     limiter.set_default_limit(2);
-    wind_up(&limiter, "U", 2, 0);
+    assert_all_released(&limiter, "U", 2, 0);
 }
 
 #[test]
@@ -109,17 +110,17 @@ fn a_limit_worked_out_before_the_limits_were_set_is_not_put_in_force() {
     let limiter = TenantLimiter::<Tenant>::new(1);
     let other = limiter.clone();
     limiter.set_default_limit(Limits::from_fn(move |tenant: &Tenant| {
-        // Whoever sets the limits does not see this tenant yet.
+        // The thread that sets the limits does not see this tenant yet.
         match *tenant {
             "T" => other.set_default_limit(3),
             _ => other.set_limit(tenant, 5),
         }
         1
     }));
-    probe(&limiter, "U", 5, 0);
-    probe(&limiter, "T", 3, 0);
+    assert_available(&limiter, "U", 5, 0);
+    assert_available(&limiter, "T", 3, 0);
     limiter.clear_limit(&"U");
-    wind_up(&limiter, "U", 3, 0);
+    assert_all_released(&limiter, "U", 3, 0);
 }
 
 #[test]
@@ -127,41 +128,41 @@ fn a_limit_of_one_tenant_survives_its_eviction_until_it_is_cleared() {
     let limiter = TenantLimiter::new(1);
     limiter.set_limit(&"T", 3);
     assert_eq!(limiter.tracked(), 0);
-    wind_up(&limiter, "T", 3, 1);
-    wind_up(&limiter, "T", 3, 1);
+    assert_all_released(&limiter, "T", 3, 1);
+    assert_all_released(&limiter, "T", 3, 1);
     limiter.set_default_limit(2);
-    probe(&limiter, "T", 3, 1);
-    probe(&limiter, "U", 2, 1);
+    assert_available(&limiter, "T", 3, 1);
+    assert_available(&limiter, "U", 2, 1);
     limiter.set_limit(&"T", 4);
-    probe(&limiter, "T", 4, 1);
+    assert_available(&limiter, "T", 4, 1);
     limiter.clear_limit(&"T");
-    probe(&limiter, "T", 2, 1);
+    assert_available(&limiter, "T", 2, 1);
     limiter.clear_limit(&"never set");
-    wind_up(&limiter, "T", 2, 1);
+    assert_all_released(&limiter, "T", 2, 1);
 }
 
 #[test]
 fn a_raise_admits_waiters_at_once_in_their_order() {
     let limiter = TenantLimiter::new(1).overflow(queue(4));
     let held = limiter.try_acquire(&"T").unwrap();
-    let mut line: Vec<_> = (0..4).map(|_| waiter(&limiter)).collect();
+    let mut waiters: Vec<_> = (0..4).map(|_| waiter(&limiter)).collect();
     limiter.set_default_limit(3);
     assert_eq!((limiter.in_flight(&"T"), limiter.waiting(&"T")), (3, 2));
     limiter.set_limit(&"T", 4);
     assert_eq!((limiter.in_flight(&"T"), limiter.waiting(&"T")), (4, 1));
-    let woken: Vec<_> = line.iter().map(|waiter| waiter.is_woken()).collect();
+    let woken: Vec<_> = waiters.iter().map(|waiter| waiter.is_woken()).collect();
     assert_eq!(woken, [true, true, true, false]);
-    let mut last = line.pop().unwrap();
+    let mut last = waiters.pop().unwrap();
     assert_pending!(last.poll());
-    let permits: Vec<_> = line
+    let permits: Vec<_> = waiters
         .iter_mut()
         .map(|w| assert_ready_ok!(w.poll()))
         .collect();
     limiter.clear_limit(&"T");
     drop((held, permits));
     drop(assert_ready_ok!(last.poll()));
-    drop((line, last));
-    wind_up(&limiter, "T", 3, 4);
+    drop((waiters, last));
+    assert_all_released(&limiter, "T", 3, 4);
 }
 
 #[test]
@@ -183,11 +184,11 @@ fn a_cut_takes_effect_as_requests_end_and_before_any_waiter_is_served() {
     drop(permit);
     drop(assert_ready_ok!(second.poll()));
     drop((first, second));
-    wind_up(&limiter, "T", 1, 2);
+    assert_all_released(&limiter, "T", 1, 2);
 }
 
 #[test]
-fn a_cut_takes_nothing_from_a_waiter_that_was_granted_a_slot_before() {
+fn a_cut_takes_no_slot_from_a_waiter_that_was_granted_one_before() {
     let limiter = TenantLimiter::new(2).overflow(queue(2));
     let permits = [(); 2].map(|()| limiter.try_acquire(&"T").unwrap());
     let mut granted = waiter(&limiter);
@@ -197,7 +198,7 @@ fn a_cut_takes_nothing_from_a_waiter_that_was_granted_a_slot_before() {
     let permit = assert_ready_ok!(granted.poll());
     assert_eq!(limiter.in_flight(&"T"), 2);
     drop((second, permit, granted));
-    wind_up(&limiter, "T", 1, 2);
+    assert_all_released(&limiter, "T", 1, 2);
 }
 
 #[test]
@@ -216,25 +217,25 @@ fn a_limit_beyond_the_largest_is_the_largest() {
     assert_eq!((limiter.in_flight(&"T"), limiter.waiting(&"T")), (1, 0));
     drop(permit);
     limiter.set_default_limit(1);
-    wind_up(&limiter, "T", 1, 1);
+    assert_all_released(&limiter, "T", 1, 1);
 }
 
 #[test]
-fn pausing_a_tenant_rejects_those_who_wait_and_touches_nothing_in_flight() {
+fn pausing_a_tenant_rejects_its_waiters_and_none_in_flight() {
     let limiter = TenantLimiter::new(1).overflow(queue(2));
     let permit = limiter.try_acquire(&"T").unwrap();
-    let mut line = [waiter(&limiter), waiter(&limiter)];
+    let mut waiters = [waiter(&limiter), waiter(&limiter)];
     limiter.set_limit(&"T", 0);
     assert_eq!((limiter.in_flight(&"T"), limiter.waiting(&"T")), (1, 0));
     // The answer stands, even if the tenant may go on before they look.
     limiter.set_limit(&"T", 2);
-    for waiter in &mut line {
+    for waiter in &mut waiters {
         assert!(waiter.is_woken());
         assert_eq!(reason(waiter.poll()), RejectReason::Paused);
     }
     assert_eq!(limiter.in_flight(&"T"), 1);
-    drop((permit, line));
-    wind_up(&limiter, "T", 2, 2);
+    drop((permit, waiters));
+    assert_all_released(&limiter, "T", 2, 2);
 }
 
 #[test]
@@ -265,18 +266,18 @@ fn a_limit_set_while_requests_race_is_the_one_that_holds() {
         }
         limiter.set_default_limit(3);
     });
-    wind_up(&limiter, "T", 3, 1);
+    assert_all_released(&limiter, "T", 3, 1);
 }
 
 #[test]
 fn a_function_that_panics_harms_no_other_request() {
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let limits = Limits::from_fn(|tenant: &Tenant| match *tenant {
         "bad" => panic!("no limit for this one"),
         _ => 1,
     });
     let layer = TenantConcurrencyLayer::new(limits, tenant_of).overflow(queue(1));
-    let (limiter, service) = (layer.limiter(), layer.layer(gate.clone()));
+    let (limiter, service) = (layer.limiter(), layer.layer(inner.clone()));
     let mut running = call(&service, "T");
     let mut waiting = call(&service, "T");
     assert_pending!(running.poll());
@@ -286,26 +287,26 @@ fn a_function_that_panics_harms_no_other_request() {
         assert!(catch_unwind(bad).is_err());
         assert!(catch_unwind(AssertUnwindSafe(|| limiter.try_acquire(&"bad"))).is_err());
     }
-    assert_eq!((limiter.tracked(), gate.calls("bad")), (1, 0));
+    assert_eq!((limiter.tracked(), inner.calls("bad")), (1, 0));
     drop(running);
     assert!(waiting.is_woken());
     assert_pending!(waiting.poll());
     drop(waiting);
-    probe(limiter, "T", 1, 1);
-    probe(limiter, "U", 1, 1);
+    assert_available(limiter, "T", 1, 1);
+    assert_available(limiter, "U", 1, 1);
     limiter.set_limit(&"bad", 2);
-    probe(limiter, "bad", 2, 1);
+    assert_available(limiter, "bad", 2, 1);
     limiter.clear_limit(&"other");
     limiter.set_default_limit(4);
-    wind_up(limiter, "bad", 2, 1);
+    assert_all_released(limiter, "bad", 2, 1);
 }
 
 #[test]
-fn a_function_that_panics_for_one_tenant_leaves_the_others_their_new_limit() {
+fn a_function_that_panics_for_one_tenant_keeps_no_other_from_its_new_limit() {
     const TENANTS: [Tenant; 5] = ["T", "U", "bad", "A", "B"];
     let limiter = TenantLimiter::new(1);
     for tenant in TENANTS {
-        probe(&limiter, tenant, 1, 1);
+        assert_available(&limiter, tenant, 1, 1);
     }
     let set = AssertUnwindSafe(|| {
         limiter.set_default_limit(Limits::from_fn(|tenant: &Tenant| match *tenant {
@@ -316,20 +317,20 @@ fn a_function_that_panics_for_one_tenant_leaves_the_others_their_new_limit() {
     let panic = catch_unwind(set).unwrap_err();
     assert_eq!(panic.downcast_ref(), Some(&"no limit for this one"));
     for tenant in TENANTS {
-        probe(&limiter, tenant, if tenant == "bad" { 1 } else { 2 }, 1);
+        assert_available(&limiter, tenant, if tenant == "bad" { 1 } else { 2 }, 1);
     }
     limiter.set_default_limit(3);
-    wind_up(&limiter, "bad", 3, 1);
+    assert_all_released(&limiter, "bad", 3, 1);
 }
 
 #[test]
-fn closing_rejects_all_who_wait_and_all_who_come() {
-    let gate = Gate::shut();
+fn closing_rejects_all_waiting_and_all_new_requests() {
+    let inner = BusyService::new();
     let tenant_of = |tenant: &Tenant| (!tenant.is_empty()).then_some(*tenant);
     let layer = TenantConcurrencyLayer::new(1, tenant_of)
         .overflow(queue(2))
         .missing(MissingTenant::Share);
-    let (limiter, service) = (layer.limiter(), layer.layer(gate.clone()));
+    let (limiter, service) = (layer.limiter(), layer.layer(inner.clone()));
     let mut running = ["T", "U", ""].map(|tenant| call(&service, tenant));
     let mut waiting = ["T", "T", "U", ""].map(|tenant| call(&service, tenant));
     let mut arriving = call(&service, "T");
@@ -349,13 +350,13 @@ fn closing_rejects_all_who_wait_and_all_who_come() {
     }
     assert_eq!((limiter.in_flight(&"T"), limiter.waiting(&"T")), (1, 0));
     assert_eq!(limiter.anonymous_stats().waiting, 0);
-    gate.let_out(3);
+    inner.finish(3);
     for request in &mut running {
         assert_ready_ok!(request.poll());
     }
     drop((running, waiting, arriving));
     assert_eq!(limiter.anonymous_stats().in_flight, 0);
-    forget_idle(limiter);
+    evict_idle_now(limiter);
     assert_eq!(limiter.tracked(), 0);
     // Neither a new entry nor a new limit opens it again.
     limiter.set_default_limit(5);
@@ -366,11 +367,11 @@ fn closing_rejects_all_who_wait_and_all_who_come() {
             RejectReason::Closed
         );
     }
-    assert_eq!((gate.calls("T"), limiter.tracked()), (1, 0));
+    assert_eq!((inner.calls("T"), limiter.tracked()), (1, 0));
 }
 
 #[test]
-fn closing_leaves_a_slot_to_the_waiter_that_was_granted_it_before() {
+fn closing_takes_no_slot_from_a_waiter_that_was_granted_one_before() {
     let limiter = TenantLimiter::new(1).overflow(queue(2));
     let held = limiter.try_acquire(&"T").unwrap();
     let (mut granted, mut waiting) = (waiter(&limiter), waiter(&limiter));
@@ -396,7 +397,7 @@ fn a_tenant_that_comes_while_the_limiter_closes_is_rejected() {
 }
 
 #[test]
-fn nobody_is_admitted_by_a_limiter_that_closes_while_tenants_come() {
+fn no_request_is_admitted_by_a_limiter_that_closes_while_tenants_come() {
     for _ in 0..200 {
         let limiter = TenantLimiter::<Tenant>::new(1);
         let tenants = ["A", "B", "C", "D", "E", "F", "G", "H"];
@@ -415,7 +416,7 @@ fn nobody_is_admitted_by_a_limiter_that_closes_while_tenants_come() {
 fn a_limiter_with_nothing_in_flight_is_drained() {
     let limiter = TenantLimiter::new(1);
     assert_ready!(drain(&limiter).poll());
-    probe(&limiter, "T", 1, 0);
+    assert_available(&limiter, "T", 1, 0);
     assert_ready!(drain(&limiter).poll());
     limiter.close();
     assert_ready!(drain(&limiter).poll());
@@ -437,22 +438,22 @@ fn draining_ends_with_the_last_request_in_flight() {
 
 #[test]
 fn draining_waits_for_requests_without_a_tenant_too() {
-    let gate = Gate::shut();
-    let nobody = |_: &Tenant| None::<Tenant>;
-    let layer = TenantConcurrencyLayer::new(1, nobody).missing(MissingTenant::Share);
-    let mut running = call(&layer.layer(gate.clone()), "T");
+    let inner = BusyService::new();
+    let anonymous = |_: &Tenant| None::<Tenant>;
+    let layer = TenantConcurrencyLayer::new(1, anonymous).missing(MissingTenant::Share);
+    let mut running = call(&layer.layer(inner.clone()), "T");
     assert_pending!(running.poll());
     layer.limiter().close();
     let mut drain = drain(layer.limiter());
     assert_pending!(drain.poll());
-    gate.let_out(1);
+    inner.finish(1);
     assert_ready_ok!(running.poll());
     assert!(drain.is_woken());
     assert_ready!(drain.poll());
 }
 
 #[test]
-fn draining_an_open_limiter_waits_for_those_in_the_line_too() {
+fn draining_an_open_limiter_waits_for_queued_requests_too() {
     let limiter = TenantLimiter::new(1).overflow(queue(2));
     let held = limiter.try_acquire(&"T").unwrap();
     let (mut first, mut second) = (waiter(&limiter), waiter(&limiter));
@@ -467,7 +468,7 @@ fn draining_an_open_limiter_waits_for_those_in_the_line_too() {
     assert!(drain.is_woken());
     assert_ready!(drain.poll());
     drop((first, second, drain));
-    wind_up(&limiter, "T", 1, 2);
+    assert_all_released(&limiter, "T", 1, 2);
 }
 
 #[test]
@@ -521,7 +522,7 @@ fn any_number_of_drains_end_together_and_a_dropped_one_changes_nothing() {
     assert_pending!(dropped.poll());
     drop(dropped);
     drop((drains, held));
-    wind_up(&limiter, "T", 1, 1);
+    assert_all_released(&limiter, "T", 1, 1);
 }
 
 #[test]
@@ -538,16 +539,16 @@ fn a_drained_limiter_may_get_busy_again_and_be_drained_again() {
     assert!(drain_all.is_woken());
     assert_ready!(drain_all.poll());
     drop(drain_all);
-    wind_up(&limiter, "T", 1, 0);
+    assert_all_released(&limiter, "T", 1, 0);
 }
 
-/// What a limiter has told of which tenant.
-type Told = Arc<Mutex<Vec<(u64, Event)>>>;
+/// The events of each tenant.
+type Events = Arc<Mutex<Vec<(u64, Event)>>>;
 
-/// A limiter that lets even tenants have one request and odd ones none, and what it is told.
-fn odd_have_nothing() -> (TenantLimiter<u64>, Told) {
-    let told = Told::default();
-    let log = Arc::clone(&told);
+/// A limiter that lets even tenants have one request and odd ones none, and what it is events.
+fn odd_have_nothing() -> (TenantLimiter<u64>, Events) {
+    let events = Events::default();
+    let log = Arc::clone(&events);
     let note = move |tenant: Option<&u64>, event: Event| {
         log.lock().unwrap().extend(tenant.map(|id| (*id, event)));
     };
@@ -556,13 +557,13 @@ fn odd_have_nothing() -> (TenantLimiter<u64>, Told) {
         .evictor(manual(Duration::ZERO))
         .observer(note)
         .build();
-    (limiter, told)
+    (limiter, events)
 }
 
 // KE1
 #[tokio::test]
-async fn a_newcomer_that_may_have_nothing_is_rejected_and_leaves_nothing_behind() {
-    let (limiter, told) = odd_have_nothing();
+async fn a_new_tenant_with_a_limit_of_zero_is_rejected_and_not_tracked() {
+    let (limiter, events) = odd_have_nothing();
     let queueing = limiter.clone().overflow(Overflow::queue(4));
     for id in (1..2_000).step_by(2) {
         for rejected in [
@@ -575,21 +576,21 @@ async fn a_newcomer_that_may_have_nothing_is_rejected_and_leaves_nothing_behind(
         }
     }
     assert_eq!(limiter.tracked(), 0);
-    let told = std::mem::take(&mut *told.lock().unwrap());
-    assert_eq!(told.len(), 2_000);
+    let events = std::mem::take(&mut *events.lock().unwrap());
+    assert_eq!(events.len(), 2_000);
     let rejected =
         |(id, event): &(u64, Event)| id % 2 == 1 && matches!(event, Event::Rejected { .. });
     assert!(
-        told.iter().all(rejected),
+        events.iter().all(rejected),
         "each rejection, and nothing else"
     );
-    probe(&limiter, 2, 1, 1);
-    forget_all(&limiter);
+    assert_available(&limiter, 2, 1, 1);
+    evict_all(&limiter);
 }
 
 // KE1
 #[tokio::test(start_paused = true)]
-async fn newcomers_that_may_have_nothing_are_asked_to_stay_away_longer_while_they_go_on() {
+async fn new_tenants_with_a_limit_of_zero_get_longer_hints_while_they_keep_coming() {
     let (limiter, _) = odd_have_nothing();
     let mut hints = Vec::new();
     for id in 0..10_000 {
@@ -603,8 +604,8 @@ async fn newcomers_that_may_have_nothing_are_asked_to_stay_away_longer_while_the
 
 // KE1
 #[test]
-fn a_pause_leaves_a_tenant_tracked_or_untracked_as_it_was() {
-    let (limiter, told) = odd_have_nothing();
+fn a_pause_does_not_change_whether_a_tenant_is_tracked() {
+    let (limiter, events) = odd_have_nothing();
     let held = limiter.try_acquire(&2).unwrap();
     for id in [2, 4] {
         limiter.pause(&id);
@@ -615,22 +616,22 @@ fn a_pause_leaves_a_tenant_tracked_or_untracked_as_it_was() {
     limiter.resume(&4);
     drop((limiter.try_acquire(&4).unwrap(), held));
     let tracked = |(_, event): &&(u64, Event)| *event == Event::Tracked;
-    let tracked: Vec<_> = told
+    let tracked: Vec<_> = events
         .lock()
         .unwrap()
         .iter()
         .filter(tracked)
-        .map(|told| told.0)
+        .map(|events| events.0)
         .collect();
     assert_eq!(tracked, [2, 4]);
     limiter.resume(&2);
-    probe(&limiter, 2, 1, 1);
-    forget_all(&limiter);
+    assert_available(&limiter, 2, 1, 1);
+    evict_all(&limiter);
 }
 
 // KE1
 #[test]
-fn a_newcomer_that_would_have_nothing_is_admitted_and_tracked_in_a_dry_run() {
+fn a_new_tenant_with_a_limit_of_zero_is_admitted_and_tracked_in_a_dry_run() {
     let (limiter, _) = odd_have_nothing();
     limiter.set_tenant_dry_run(&1, true);
     let held = limiter.try_acquire(&1).unwrap();
@@ -638,11 +639,11 @@ fn a_newcomer_that_would_have_nothing_is_admitted_and_tracked_in_a_dry_run() {
     assert!(limiter.try_acquire(&3).is_err());
     assert_eq!(limiter.tracked(), 1);
     drop(held);
-    forget_all(&limiter);
+    evict_all(&limiter);
 }
 
 #[test]
-fn a_function_that_panics_when_it_is_replaced_leaves_the_new_limit_in_force() {
+fn a_function_that_panics_when_it_is_replaced_keeps_the_new_limit_in_force() {
     struct Panics;
     impl Drop for Panics {
         fn drop(&mut self) {

@@ -22,9 +22,12 @@ use tower_tenant::{
     settings::{Override, Settings},
 };
 
-use crate::support::{Tenant, forget_all, forget_idle, probe, reason, watched, wind_up};
+use crate::support::{
+    Tenant, assert_all_released, assert_available, evict_all, evict_idle_now, reason,
+    run_with_timeout,
+};
 
-/// A limiter whose queue nobody has to leave.
+/// A limiter in whose queue requests may wait without a bound.
 fn queueing(limits: impl Into<Limits<Tenant>>) -> TenantLimiter<Tenant> {
     builder(limits).build()
 }
@@ -33,7 +36,7 @@ fn builder(limits: impl Into<Limits<Tenant>>) -> TenantLimiterBuilder<Tenant> {
     TenantLimiter::builder(limits).overflow(Overflow::queue(100).max_wait(Duration::MAX))
 }
 
-/// A request that waits in the line of its tenant.
+/// A request that waits in the queue of its tenant.
 fn waiter(
     limiter: &TenantLimiter<Tenant>,
     tenant: Tenant,
@@ -69,7 +72,7 @@ fn settings<const N: usize>(
 }
 
 #[test]
-fn a_paused_tenant_is_rejected_and_so_are_those_who_wait() {
+fn a_paused_tenant_is_rejected_and_so_are_its_waiters() {
     let limiter = queueing(1);
     let running = limiter.try_acquire(&"T").unwrap();
     let mut waits = waiter(&limiter, "T");
@@ -88,7 +91,7 @@ fn a_paused_tenant_is_rejected_and_so_are_those_who_wait() {
     drop(running);
     drop(assert_ready_ok!(waits.poll()));
     drop(waits);
-    wind_up(&limiter, "T", 1, 2);
+    assert_all_released(&limiter, "T", 1, 2);
 }
 
 #[test]
@@ -100,9 +103,9 @@ fn a_pause_keeps_the_limit_and_weight_of_the_tenant_for_the_time_after() {
     limiter.set_limit(&"T", 2);
     assert_eq!(limit(&limiter, "T"), 0, "a new limit ended the pause");
     limiter.resume(&"T");
-    probe(&limiter, "T", 2, 1);
+    assert_available(&limiter, "T", 2, 1);
     limiter.clear_limit(&"T");
-    wind_up(&limiter, "T", 1, 1);
+    assert_all_released(&limiter, "T", 1, 1);
 }
 
 #[test]
@@ -110,13 +113,13 @@ fn a_pause_survives_the_eviction_of_its_tenant() {
     let limiter = queueing(1);
     limiter.pause(&"T");
     drop(limiter.try_acquire(&"T"));
-    forget_all(&limiter);
+    evict_all(&limiter);
     assert_eq!(
         limiter.try_acquire(&"T").unwrap_err().reason(),
         RejectReason::Paused
     );
     limiter.resume(&"T");
-    wind_up(&limiter, "T", 1, 1);
+    assert_all_released(&limiter, "T", 1, 1);
 }
 
 #[test]
@@ -178,12 +181,12 @@ async fn a_weight_that_is_cleared_is_again_the_one_that_the_function_gives() {
     let mut settings = settings(None, [("T", own(|own| own.weight = Some(7)))]);
     limiter.apply(settings.clone()).unwrap();
     assert_eq!(share_of_t(&limiter), 7);
-    forget_idle(&limiter);
+    evict_idle_now(&limiter);
     assert_eq!(share_of_t(&limiter), 7);
     settings.tenants.clear();
     limiter.apply(settings).unwrap();
     assert_eq!(share_of_t(&limiter), 6);
-    forget_all(&limiter);
+    evict_all(&limiter);
 }
 
 #[test]
@@ -210,8 +213,8 @@ fn settings_replace_everything_that_tenants_had_for_themselves() {
     limiter.apply(settings(None, [])).unwrap();
     let limits = ["T", "U", "V", "W", "X"].map(|tenant| limit(&limiter, tenant));
     assert_eq!(limits, [2; 5], "the limit of all was not named and changed");
-    probe(&limiter, "W", 2, 1);
-    forget_all(&limiter);
+    assert_available(&limiter, "W", 2, 1);
+    evict_all(&limiter);
 }
 
 #[test]
@@ -250,7 +253,7 @@ fn settings_go_to_all_other_tenants_if_the_function_panics_for_one() {
     assert_eq!(limiter.stats(&"U").unwrap().limit, 1);
     assert_eq!(limiter.stats(&"V").unwrap().limit, 3);
     limiter.set_default_limit(2);
-    wind_up(&limiter, "T", 2, 1);
+    assert_all_released(&limiter, "T", 2, 1);
 }
 
 #[test]
@@ -272,16 +275,16 @@ fn a_capacity_for_a_limiter_without_one_is_rejected_and_nothing_changes() {
 }
 
 #[test]
-fn changes_of_limits_are_told() {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let log = Arc::clone(&told);
+fn changes_of_limits_are_observed() {
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&events);
     let observer = move |tenant: Option<&Tenant>, event| match event {
         Event::LimitChanged { limit, .. } => log.lock().unwrap().push((tenant.copied(), limit)),
         Event::CapacityChanged { slots, .. } => log.lock().unwrap().push((None, Some(slots))),
         _ => {}
     };
     let limiter = builder(1).capacity(9).observer(observer).build();
-    let take = || std::mem::take(&mut *told.lock().unwrap());
+    let take = || std::mem::take(&mut *events.lock().unwrap());
     limiter.set_limit(&"T", 3);
     limiter.set_limit(&"T", 3);
     limiter.pause(&"T");
@@ -312,10 +315,10 @@ fn changes_of_limits_are_told() {
     );
     change.capacity = Some(6);
     limiter.apply(change).unwrap();
-    let mut told = take();
-    told.sort();
+    let mut events = take();
+    events.sort();
     assert_eq!(
-        told,
+        events,
         [
             (None, Some(5)),
             (None, Some(6)),
@@ -371,7 +374,7 @@ fn under_load(limiter: &TenantLimiter<Tenant>, change: impl Fn(usize) + Sync) {
 
 #[test]
 fn settings_changed_under_load_lose_no_slot_and_no_waiter() {
-    watched(|| {
+    run_with_timeout(|| {
         let limiter = queueing(1);
         under_load(&limiter, |turn| {
             let change = match turn % 3 {
@@ -384,14 +387,14 @@ fn settings_changed_under_load_lose_no_slot_and_no_waiter() {
         limiter
             .apply(settings(Some(3), [("T", own(|own| own.limit = Some(4)))]))
             .unwrap();
-        probe(&limiter, "T", 4, 2);
-        wind_up(&limiter, "U", 3, 2);
+        assert_available(&limiter, "T", 4, 2);
+        assert_all_released(&limiter, "U", 3, 2);
     });
 }
 
 #[test]
 fn settings_of_a_shared_capacity_changed_under_load_lose_no_slot_and_no_waiter() {
-    watched(|| {
+    run_with_timeout(|| {
         let owners = Capacity::new(2).owners(|_: &Tenant| "both");
         let limiter = builder(1).capacity(owners).build();
         under_load(&limiter, |turn| {
@@ -405,8 +408,8 @@ fn settings_of_a_shared_capacity_changed_under_load_lose_no_slot_and_no_waiter()
         limiter.apply(last).unwrap();
         let figures = limiter.capacity_stats().unwrap();
         assert_eq!((figures.in_flight, figures.waiting), (0, 0));
-        probe(&limiter, "T", 3, 2);
-        wind_up(&limiter, "U", 3, 2);
+        assert_available(&limiter, "T", 3, 2);
+        assert_all_released(&limiter, "U", 3, 2);
     });
 }
 
@@ -470,7 +473,7 @@ mod file {
     }
 
     #[test]
-    fn a_file_with_a_mistake_names_its_line_and_leaves_everything_as_it_was() {
+    fn a_file_with_a_mistake_names_its_line_and_changes_nothing() {
         let limiter = TenantLimiter::new(1);
         let good = "limit = 3\n[tenants]\nacme = { limit = 5 }\n";
         limiter.apply(load(good).unwrap()).unwrap();

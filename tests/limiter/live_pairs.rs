@@ -19,7 +19,7 @@ use tower_tenant::{
     settings::{Override, Settings},
 };
 
-use crate::support::{forget_all, manual, probe, watched};
+use crate::support::{assert_available, evict_all, manual, run_with_timeout};
 
 /// So many tenants have requests all the time; those of others come and go.
 const TENANTS: u64 = 3;
@@ -232,7 +232,7 @@ fn assert_in_force_is_what_is_set(limiter: &Limiter, pair: [Change; 2]) {
     assert_eq!(not_what_is_set(limiter), None, "{pair:?}");
 }
 
-/// The first tenant whose rule changes when it is forgotten and comes again, with both rules.
+/// The first tenant whose rule changes when it is evicted and comes again, with both rules.
 fn not_what_is_set(limiter: &Limiter) -> Option<(u64, Rule, Rule)> {
     let rules = || {
         let rows = limiter.snapshot().tenants.into_iter();
@@ -270,10 +270,10 @@ fn check(limiter: &Limiter, running: &Running, pair: [Change; 2]) {
     } else {
         limiter.set_capacity(1_000);
         for tenant in 0..TENANTS {
-            probe(limiter, tenant, LIMIT, 2);
+            assert_available(limiter, tenant, LIMIT, 2);
         }
     }
-    forget_all(limiter);
+    evict_all(limiter);
 }
 
 /// The pairs in four parts, which run beside each other.
@@ -284,7 +284,7 @@ fn pairs(part: usize) {
             .flat_map(|(i, first)| ALL[i..].iter().map(move |second| (*first, *second)))
     };
     assert_eq!(pairs().count(), ALL.len() * (ALL.len() + 1) / 2);
-    watched(move || {
+    run_with_timeout(move || {
         for (first, second) in pairs().skip(part).step_by(4) {
             pair(first, second);
         }
@@ -292,22 +292,22 @@ fn pairs(part: usize) {
 }
 
 #[test]
-fn no_pair_of_changes_lets_more_in_than_any_settings_allow_part_1() {
+fn no_pair_of_changes_admits_more_than_any_settings_allow_part_1() {
     pairs(0);
 }
 
 #[test]
-fn no_pair_of_changes_lets_more_in_than_any_settings_allow_part_2() {
+fn no_pair_of_changes_admits_more_than_any_settings_allow_part_2() {
     pairs(1);
 }
 
 #[test]
-fn no_pair_of_changes_lets_more_in_than_any_settings_allow_part_3() {
+fn no_pair_of_changes_admits_more_than_any_settings_allow_part_3() {
     pairs(2);
 }
 
 #[test]
-fn no_pair_of_changes_lets_more_in_than_any_settings_allow_part_4() {
+fn no_pair_of_changes_admits_more_than_any_settings_allow_part_4() {
     pairs(3);
 }
 
@@ -317,7 +317,7 @@ const ROUNDS: usize = 300;
 #[test]
 fn of_two_changes_at_once_none_is_undone_by_what_was_worked_out_before() {
     let settings = &ALL[..11];
-    watched(move || {
+    run_with_timeout(move || {
         for first in settings {
             for second in settings {
                 at_once([*first, *second]);

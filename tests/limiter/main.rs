@@ -7,6 +7,7 @@ mod support;
 mod wire;
 
 mod accounting;
+mod builder;
 mod cancellation;
 mod capacity;
 #[cfg(feature = "http")]

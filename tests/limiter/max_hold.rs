@@ -1,4 +1,4 @@
-//! A slot whose time is up is given back, whatever polls or drops the request and whether anything
+//! A permit whose time is up is released, whatever polls or drops the request and whether anything
 //! does. By a paused clock.
 
 use std::{
@@ -35,7 +35,7 @@ use tower_tenant::{
     observe::{Event, Outcome},
 };
 
-use crate::support::{self, Tenant, call, soon};
+use crate::support::{self, Tenant, call, with_timeout};
 
 const LONGEST: Duration = Duration::from_secs(60);
 const MOMENT: Duration = Duration::from_millis(1);
@@ -61,8 +61,8 @@ fn layer(limiter: Limiter) -> TestLayer {
     TenantConcurrencyLayer::with_limiter(limiter, tenant as Extract).http()
 }
 
-/// A limiter with one slot for each tenant, and what its observer is told.
-fn watched(max: MaxHold) -> (Limiter, Log) {
+/// A limiter with one permit for each tenant, and the events of its observer.
+fn observed(max: MaxHold) -> (Limiter, Log) {
     let log = Log::default();
     let events = Arc::clone(&log);
     let observer = move |_: Option<&Tenant>, event| events.lock().unwrap().push(event);
@@ -80,7 +80,7 @@ fn outcomes(log: &Log) -> Vec<Outcome> {
     log.lock().unwrap().iter().filter_map(outcome).collect()
 }
 
-/// Lets the task that takes slots back run, up to `duration` from now.
+/// Lets the task that expires permits run, up to `duration` from now.
 async fn pass(duration: Duration) {
     tokio::task::yield_now().await;
     advance(duration).await;
@@ -118,8 +118,8 @@ fn is_expiry(error: &BoxError) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_slot_of_a_body_that_is_not_polled_is_given_back_when_its_time_is_up() {
-    let (limiter, log) = watched(LONGEST.into());
+async fn the_permit_of_a_body_that_is_not_polled_is_released_when_its_time_is_up() {
+    let (limiter, log) = observed(LONGEST.into());
     let service = layer(limiter.clone()).layer(service_fn(stall));
     let mut body = respond(&service);
     pass(LONGEST - MOMENT).await;
@@ -143,7 +143,7 @@ async fn the_slot_of_a_body_that_is_not_polled_is_given_back_when_its_time_is_up
 
 #[tokio::test(start_paused = true)]
 async fn a_body_that_waits_is_woken_to_end_with_an_error() {
-    let (limiter, _) = watched(LONGEST.into());
+    let (limiter, _) = observed(LONGEST.into());
     let service = layer(limiter.clone()).layer(service_fn(stall));
     let mut body = respond(&service);
     assert_ready_ok!(next_frame(&mut body).poll().map(Option::unwrap));
@@ -160,7 +160,7 @@ async fn a_body_that_waits_is_woken_to_end_with_an_error() {
 
 #[tokio::test(start_paused = true)]
 async fn a_response_that_may_go_on_does_so_uncounted() {
-    let (limiter, log) = watched(MaxHold::after(LONGEST).let_responses_go_on());
+    let (limiter, log) = observed(MaxHold::after(LONGEST).let_responses_go_on());
     let service = layer(limiter.clone()).layer(service_fn(stall));
     let mut body = respond(&service);
     pass(LONGEST).await;
@@ -170,14 +170,14 @@ async fn a_response_that_may_go_on_does_so_uncounted() {
     let second = respond(&service);
     assert_eq!(limiter.in_flight("A"), 1);
     drop(body);
-    assert_eq!(limiter.in_flight("A"), 1, "given back twice");
+    assert_eq!(limiter.in_flight("A"), 1, "released twice");
     drop(second);
     assert_eq!(outcomes(&log), [Outcome::Expired, Outcome::Cancelled]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_handler_goes_on_and_its_response_ends_from_its_head() {
-    let (limiter, log) = watched(LONGEST.into());
+    let (limiter, log) = observed(LONGEST.into());
     let slow = |req| async {
         sleep(2 * LONGEST).await;
         stall(req).await
@@ -197,8 +197,8 @@ async fn a_handler_goes_on_and_its_response_ends_from_its_head() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn with_the_slot_held_to_the_head_the_body_is_not_bounded() {
-    let (limiter, log) = watched(LONGEST.into());
+async fn with_hold_head_the_body_is_not_bounded() {
+    let (limiter, log) = observed(LONGEST.into());
     let service = layer(limiter).hold(Hold::Head).layer(service_fn(stall));
     let mut body = respond(&service);
     pass(2 * LONGEST).await;
@@ -208,7 +208,7 @@ async fn with_the_slot_held_to_the_head_the_body_is_not_bounded() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_ends_in_time_has_not_expired() {
-    let (limiter, log) = watched(LONGEST.into());
+    let (limiter, log) = observed(LONGEST.into());
     let service = layer(limiter.clone()).layer(service_fn(stall));
     for _ in 0..3 {
         drop(respond(&service));
@@ -220,7 +220,7 @@ async fn a_request_that_ends_in_time_has_not_expired() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_expired_slot_goes_to_the_first_waiter_of_the_tenant_and_of_the_capacity() {
+async fn an_expired_permit_goes_to_the_first_waiter_of_the_tenant_and_of_the_capacity() {
     let limiter = Limiter::builder(1)
         .capacity(1)
         .max_hold(LONGEST)
@@ -246,21 +246,21 @@ async fn an_expired_slot_goes_to_the_first_waiter_of_the_tenant_and_of_the_capac
 
 #[tokio::test(start_paused = true)]
 async fn permits_without_a_layer_are_bounded_by_choice() {
-    let (limiter, log) = watched(LONGEST.into());
+    let (limiter, log) = observed(LONGEST.into());
     let permit = limiter.try_acquire(&"A").unwrap();
     pass(2 * LONGEST).await;
     assert!(!permit.is_expired());
     drop(permit);
     assert_eq!(outcomes(&log), [Outcome::Completed]);
 
-    let (limiter, log) = watched(MaxHold::after(LONGEST).bare_permits());
+    let (limiter, log) = observed(MaxHold::after(LONGEST).bare_permits());
     let permit = limiter.acquire(&"A").await.unwrap();
     assert!(!permit.is_expired());
     pass(LONGEST).await;
     assert!(permit.is_expired());
     let second = limiter.try_acquire(&"A").unwrap();
     drop(permit);
-    assert_eq!(limiter.in_flight("A"), 1, "given back twice");
+    assert_eq!(limiter.in_flight("A"), 1, "released twice");
     drop(second);
     assert_eq!(outcomes(&log), [Outcome::Expired, Outcome::Completed]);
 }
@@ -279,8 +279,8 @@ fn sharing(limiter: &Limiter) -> (ResponseBody<Body>, SharedPermit) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handle_keeps_a_slot_beyond_its_time_unless_handles_are_bounded_too() {
-    let (limiter, log) = watched(LONGEST.into());
+async fn a_handle_keeps_a_permit_beyond_its_time_unless_handles_are_bounded_too() {
+    let (limiter, log) = observed(LONGEST.into());
     let (mut body, handle) = sharing(&limiter);
     let clone = handle.clone();
     pass(2 * LONGEST).await;
@@ -294,7 +294,7 @@ async fn a_handle_keeps_a_slot_beyond_its_time_unless_handles_are_bounded_too() 
         .unwrap_err();
     assert!(is_expiry(&error));
 
-    let (limiter, log) = watched(MaxHold::after(LONGEST).shared_permits());
+    let (limiter, log) = observed(MaxHold::after(LONGEST).shared_permits());
     let (body, handle) = sharing(&limiter);
     pass(LONGEST).await;
     assert_eq!(limiter.in_flight("A"), 0);
@@ -303,8 +303,8 @@ async fn a_handle_keeps_a_slot_beyond_its_time_unless_handles_are_bounded_too() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slot_whose_handles_go_in_time_is_bounded_as_any_other() {
-    let (limiter, log) = watched(LONGEST.into());
+async fn a_permit_whose_handles_are_dropped_in_time_is_bounded_like_any_other() {
+    let (limiter, log) = observed(LONGEST.into());
     let (_body, handle) = sharing(&limiter);
     pass(LONGEST / 2).await;
     drop(handle);
@@ -314,7 +314,7 @@ async fn a_slot_whose_handles_go_in_time_is_bounded_as_any_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_may_give_its_slot_back_early() {
+async fn a_handler_may_release_its_permit_early() {
     for max in [None, Some(LONGEST)] {
         let limiter = match max {
             Some(max) => Limiter::builder(1).max_hold(max).build(),
@@ -357,7 +357,7 @@ async fn a_release_after_the_time_is_up_does_not_let_the_response_go_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_gives_the_slots_of_all_layers_back() {
+async fn a_release_releases_the_permits_of_all_layers() {
     let (outer, inner) = (Limiter::new(1), Limiter::new(1));
     let handler = service_fn(|mut req: Request<Body>| {
         req.extensions_mut()
@@ -390,7 +390,7 @@ async fn a_parent_that_releases_first_can_wait_for_a_child_of_its_tenant() {
         }
     };
     let service = layer(limiter).share_permit().layer(service_fn(parent));
-    soon(call(&service, request("A"))).await.unwrap();
+    with_timeout(call(&service, request("A"))).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -406,7 +406,7 @@ async fn without_requests_there_is_no_task_and_with_the_limiter_it_ends() {
     assert_eq!(tasks(), 1);
     drop(bodies);
     pass(LONGEST).await;
-    assert_eq!(tasks(), 0, "no slot is left");
+    assert_eq!(tasks(), 0, "no permit is left");
 
     let body = respond(&service);
     assert_eq!(tasks(), 1, "started again");
@@ -462,19 +462,19 @@ fn a_runtime_that_has_ended_stops_nothing() {
 }
 
 #[test]
-fn without_a_time_driver_no_slot_is_taken_back_and_the_observer_is_told() {
-    let (limiter, log) = watched(LONGEST.into());
+fn without_a_time_driver_no_permit_expires_and_the_observer_is_informed() {
+    let (limiter, log) = observed(LONGEST.into());
     limiter.set_evictor(support::manual(LONGEST));
     let service = layer(limiter.clone()).layer(service_fn(stall));
     let bare = runtime::Builder::new_current_thread().build().unwrap();
     bare.block_on(async {
         let _body = respond(&service);
-        until_told(&log, Event::MaxHoldStopped).await;
+        until_observed(&log, Event::MaxHoldStopped).await;
     });
     assert_eq!(limiter.expired(), 0);
 }
 
-async fn until_told(log: &Log, event: Event) {
+async fn until_observed(log: &Log, event: Event) {
     while !log.lock().unwrap().contains(&event) {
         tokio::task::yield_now().await;
     }
@@ -498,10 +498,10 @@ impl std::task::Wake for Rude {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waker_and_an_observer_that_panic_keep_no_other_slot_from_being_taken_back() {
+async fn a_waker_and_an_observer_that_panic_keep_no_other_permit_from_expiring() {
     let observer = |_: Option<&Tenant>, event| {
         if let Event::Released { .. } = event {
-            std::panic::resume_unwind(Box::new("told"));
+            std::panic::resume_unwind(Box::new("observed"));
         }
     };
     let limiter = Limiter::builder(2)
@@ -524,7 +524,7 @@ async fn a_waker_and_an_observer_that_panic_keep_no_other_slot_from_being_taken_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drain_ends_with_the_time_of_the_last_slot() {
+async fn a_drain_ends_when_the_last_permit_expires() {
     let limiter = Limiter::builder(1).max_hold(LONGEST).build();
     let stuck = layer(limiter.clone()).layer(service_fn(|_: Request<Body>| {
         pending::<Result<Response<Body>, Infallible>>()
@@ -537,14 +537,14 @@ async fn a_drain_ends_with_the_time_of_the_last_slot() {
 }
 
 #[test]
-fn of_many_threads_each_slot_is_given_back_once() {
+fn each_permit_of_many_threads_is_released_once() {
     let runtime = runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_time()
         .build()
         .unwrap();
     let (limiter, log) = {
-        let (limiter, log) = watched(MaxHold::after(Duration::from_millis(1)).bare_permits());
+        let (limiter, log) = observed(MaxHold::after(Duration::from_millis(1)).bare_permits());
         limiter.set_evictor(support::manual(LONGEST));
         (limiter, log)
     };
@@ -563,7 +563,7 @@ fn of_many_threads_each_slot_is_given_back_once() {
                 }
             });
         }
-        soon(tasks.join_all()).await;
+        with_timeout(tasks.join_all()).await;
     });
     let admitted = |event: &&Event| matches!(event, Event::Admitted { .. });
     let admitted = log.lock().unwrap().iter().filter(admitted).count();
@@ -577,6 +577,6 @@ fn of_many_threads_each_slot_is_given_back_once() {
     assert!(expired > 0 && expired < admitted, "{expired} of {admitted}");
     for tenant in ["A", "B"] {
         assert_eq!(limiter.in_flight(tenant), 0);
-        support::probe(&limiter, tenant, 1, 0);
+        support::assert_available(&limiter, tenant, 1, 0);
     }
 }

@@ -1,4 +1,4 @@
-//! A full table: who makes room, who never does, and what a newcomer is told.
+//! A full table: which tenants make room, which never do, and how a new tenant is rejected.
 
 use std::{
     cell::Cell,
@@ -8,9 +8,9 @@ use std::{
 
 use tower_tenant::{Permit, RejectReason, TenantLimiter};
 
-use crate::support::{self, forget_all, manual, probe};
+use crate::support::{self, assert_available, evict_all, manual};
 
-/// How many entries a newcomer may look at.
+/// How many entries a new tenant may search.
 const LOOKS: usize = 1024;
 
 fn reason(limiter: &TenantLimiter<u64>, tenant: u64) -> Option<RejectReason> {
@@ -45,10 +45,10 @@ fn an_idle_tenant_makes_room_and_one_in_use_never_does() {
     }
     drop(held);
     for tenant in 0..10 {
-        probe(&limiter, tenant, 1, 2);
+        assert_available(&limiter, tenant, 1, 2);
         assert_eq!(limiter.tracked(), 3);
     }
-    forget_all(&limiter);
+    evict_all(&limiter);
 }
 
 // KE1
@@ -65,13 +65,13 @@ fn a_tenant_that_waits_never_makes_room() {
     assert_eq!(reason(&limiter, 8), Some(RejectReason::TableFull));
     drop(waiter);
     assert_eq!(reason(&limiter, 8), None);
-    probe(&limiter, 7, 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 7, 1, 2);
+    evict_all(&limiter);
 }
 
 // KE1
 #[test]
-fn the_rejection_of_a_newcomer_tells_no_figures_of_others_and_when_to_come_back() {
+fn the_rejection_of_a_new_tenant_has_no_figures_of_others_and_a_time_to_retry() {
     let limiter = TenantLimiter::<u64>::builder(5).max_tenants(1).build();
     let held = hold(&limiter, 0..1);
     let rejected = limiter.try_acquire(&1).unwrap_err();
@@ -82,24 +82,24 @@ fn the_rejection_of_a_newcomer_tells_no_figures_of_others_and_when_to_come_back(
     );
     assert_eq!(rejected.retry_after(), Some(Duration::from_secs(1)));
     drop(held);
-    probe(&limiter, 1, 5, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 1, 5, 2);
+    evict_all(&limiter);
 }
 
 // KE1
 #[test]
-fn room_for_nobody_rejects_everybody() {
+fn a_table_of_zero_tenants_rejects_every_request() {
     let limiter = TenantLimiter::<u64>::builder(1).max_tenants(0).build();
     assert_eq!(reason(&limiter, 7), Some(RejectReason::TableFull));
     assert_eq!(limiter.tracked(), 0);
     limiter.set_max_tenants(1);
-    probe(&limiter, 7, 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 7, 1, 2);
+    evict_all(&limiter);
 }
 
 // KE1
 #[test]
-fn a_bound_below_what_is_tracked_forgets_nobody_and_admits_no_newcomer() {
+fn a_bound_below_what_is_tracked_evicts_no_tenant_and_admits_no_new_one() {
     let limiter = TenantLimiter::<u64>::new(1);
     let held = hold(&limiter, 0..10);
     limiter.set_max_tenants(5);
@@ -108,13 +108,13 @@ fn a_bound_below_what_is_tracked_forgets_nobody_and_admits_no_newcomer() {
     drop(held);
     assert_eq!(reason(&limiter, 10), None);
     assert!(limiter.tracked() <= 5);
-    probe(&limiter, 0, 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 0, 1, 2);
+    evict_all(&limiter);
 }
 
 // PF1
 #[test]
-fn a_newcomer_to_a_table_in_use_looks_at_part_of_it_and_the_next_goes_on() {
+fn a_new_tenant_searches_part_of_a_table_in_use_and_the_next_one_continues() {
     const TENANTS: u64 = 10_000;
     const ROUNDS: usize = 50;
     // Twice around at most: once to where the last search ended, and once more.
@@ -140,8 +140,8 @@ fn a_newcomer_to_a_table_in_use_looks_at_part_of_it_and_the_next_goes_on() {
     // A search of the whole table would have found it at once.
     assert!(rejected > 0);
     drop(held);
-    probe(&limiter, 0, 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 0, 1, 2);
+    evict_all(&limiter);
 }
 
 thread_local! {
@@ -209,8 +209,8 @@ fn a_request_hashes_and_compares_its_tenant_once_however_many_there_are() {
     drop(held);
     let (evicted, looks) = counted(|| limiter.evict_idle());
     assert_eq!((evicted, looks), (TENANTS as usize, (0, 0)));
-    probe(&limiter, Counted(7), 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, Counted(7), 1, 2);
+    evict_all(&limiter);
 }
 
 /// The latency that `share` of the requests keep below.
@@ -220,7 +220,7 @@ fn quantile(sorted: &[Duration], share: f64) -> Duration {
 
 // PF1
 #[test]
-fn the_latency_of_requests_while_somebody_sweeps_is_printed() {
+fn the_latency_of_requests_during_a_sweep_is_printed() {
     const TENANTS: u64 = if cfg!(debug_assertions) {
         100_000
     } else {
@@ -258,12 +258,12 @@ fn the_latency_of_requests_while_somebody_sweeps_is_printed() {
     });
     println!("{TENANTS} tenants, p50 p99.9 max, while sweeping: {sweeping:?}");
     drop(held);
-    probe(&limiter, 7, 2, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, 7, 2, 2);
+    evict_all(&limiter);
 }
 
 #[test]
-fn no_request_evicts_a_whole_crowd() {
+fn no_request_evicts_many_tenants() {
     let limiter = TenantLimiter::<u64>::new(1);
     for id in 0..100_000 {
         drop(limiter.try_acquire(&id).unwrap());
@@ -274,10 +274,10 @@ fn no_request_evicts_a_whole_crowd() {
 }
 
 #[test]
-fn looking_at_a_limiter_rejects_no_newcomer() {
+fn a_snapshot_rejects_no_new_tenant() {
     let limiter = TenantLimiter::<u64>::builder(1).max_tenants(1).build();
     drop(hold(&limiter, 0..1));
-    support::watched(move || {
+    support::run_with_timeout(move || {
         let done = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -291,7 +291,7 @@ fn looking_at_a_limiter_rejects_no_newcomer() {
             assert_eq!(rejected, 0);
         });
         assert_eq!(limiter.tracked(), 1);
-        forget_all(&limiter);
+        evict_all(&limiter);
     });
 }
 
@@ -344,9 +344,9 @@ fn a_key_that_takes_long_to_clone_for_a_snapshot_keeps_no_tenant_from_making_roo
         assert!(call(1), "the tenant that is looked at makes room");
         assert_eq!(limiter.tracked(), 1);
         barriers.0[1].wait();
-        // Whether the newcomer is seen hangs on which shard it is in.
+        // Whether the new tenant is found depends on its shard.
         assert!((1..=2).contains(&snapshot.join().unwrap()));
     });
     assert!(call(2));
-    forget_all(&limiter);
+    evict_all(&limiter);
 }

@@ -1,4 +1,4 @@
-//! Wakers that poll at once, inside the wake: a long line is served to a bounded depth.
+//! Wakers that poll at once, inside the wake: a long queue is served to a bounded depth.
 
 use std::{
     cell::{Cell, RefCell},
@@ -15,7 +15,7 @@ use tower_tenant::{
     Capacity, Overflow, Permit, Rejected, TenantLimiter, limiter::TenantLimiterBuilder,
 };
 
-use crate::support::{probe, watched};
+use crate::support::{assert_available, run_with_timeout};
 
 const WAITERS: usize = 10_000;
 
@@ -91,7 +91,7 @@ fn builder(limit: usize) -> TenantLimiterBuilder<u64> {
 
 /// Runs `test` on a thread with the stack of any other, and checks how deep the wakes went.
 fn on_a_thread(test: impl FnOnce() + Send + 'static) {
-    watched(|| {
+    run_with_timeout(|| {
         let test = || {
             test();
             assert!(DEEPEST_SEEN.get() <= DEEPEST, "{}", DEEPEST_SEEN.get());
@@ -106,7 +106,7 @@ fn ended() -> Vec<usize> {
 }
 
 #[test]
-fn a_long_line_whose_wakers_poll_at_once_is_served_in_order_without_nesting_deeply() {
+fn a_long_queue_whose_wakers_poll_at_once_is_served_in_order_without_nesting_deeply() {
     on_a_thread(|| {
         let limiter = limiter(1);
         let held = limiter.try_acquire(&7).unwrap();
@@ -117,12 +117,12 @@ fn a_long_line_whose_wakers_poll_at_once_is_served_in_order_without_nesting_deep
         drop(held);
         assert!(ended().into_iter().eq(0..WAITERS));
         drop(requests);
-        probe(&limiter, 7, 1, 1);
+        assert_available(&limiter, 7, 1, 1);
     });
 }
 
 #[test]
-fn a_long_line_for_a_shared_capacity_is_served_without_nesting_deeply() {
+fn a_long_queue_for_a_shared_capacity_is_served_without_nesting_deeply() {
     on_a_thread(|| {
         let limiter = builder(1).capacity(Capacity::new(1)).build();
         let held = limiter.try_acquire(&7).unwrap();
@@ -133,12 +133,12 @@ fn a_long_line_for_a_shared_capacity_is_served_without_nesting_deeply() {
         drop(held);
         assert_eq!(ended().len(), WAITERS);
         drop(requests);
-        probe(&limiter, 7, 1, 1);
+        assert_available(&limiter, 7, 1, 1);
     });
 }
 
 #[test]
-fn all_that_are_rejected_at_once_are_told_without_nesting_deeply() {
+fn waiters_that_are_rejected_at_once_are_woken_without_nesting_deeply() {
     on_a_thread(|| {
         let limiter = limiter(1);
         let held = limiter.try_acquire(&7).unwrap();
@@ -149,7 +149,7 @@ fn all_that_are_rejected_at_once_are_told_without_nesting_deeply() {
         assert_eq!(ended().len(), WAITERS);
         drop((requests, held));
         limiter.clear_limit(&7);
-        probe(&limiter, 7, 1, 1);
+        assert_available(&limiter, 7, 1, 1);
     });
 }
 
@@ -178,12 +178,12 @@ fn wakers_that_panic_deep_inside_keep_no_other_waiting() {
         drop(held);
         assert!(ended().into_iter().eq(0..1_000));
         drop(requests);
-        probe(&limiter, 7, 1, 1);
+        assert_available(&limiter, 7, 1, 1);
     });
 }
 
 #[test]
-fn drains_that_are_polled_at_once_are_told_without_nesting_deeply() {
+fn drains_that_are_polled_at_once_are_woken_without_nesting_deeply() {
     struct Drain {
         draining: Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>,
     }

@@ -1,4 +1,4 @@
-//! The line of a tenant: who is next, how long it is, and how long one stands in it.
+//! The queue of a tenant: which request is next, how many wait, and for how long.
 
 use std::{
     collections::VecDeque,
@@ -19,9 +19,11 @@ use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_tenant::{Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter};
 
-use crate::support::{Gate, Tenant, call, probe, reason, tenant_of, wind_up};
+use crate::support::{
+    BusyService, Tenant, assert_all_released, assert_available, call, reason, tenant_of,
+};
 
-/// A queue that nobody has to leave.
+/// A queue in which requests may wait without a bound.
 fn queue(places: usize) -> Overflow {
     Overflow::queue(places).max_wait(Duration::MAX)
 }
@@ -30,35 +32,35 @@ fn queue(places: usize) -> Overflow {
 #[test]
 fn waiters_enter_in_the_order_of_their_arrival_while_others_keep_coming() {
     const PLACES: usize = 100;
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(PLACES));
-    let (limiter, service) = (layer.limiter(), layer.layer(gate.clone()));
+    let (limiter, service) = (layer.limiter(), layer.layer(inner.clone()));
     let mut running = call(&service, "T");
     assert_pending!(running.poll());
-    let mut line: VecDeque<_> = (0..PLACES).map(|_| call(&service, "T")).collect();
-    line.iter_mut().for_each(|w| assert_pending!(w.poll()));
+    let mut waiters: VecDeque<_> = (0..PLACES).map(|_| call(&service, "T")).collect();
+    waiters.iter_mut().for_each(|w| assert_pending!(w.poll()));
     for entered in 1..3 * PLACES {
         assert_eq!(reason(call(&service, "T").poll()), RejectReason::QueueFull);
-        gate.let_out(1);
+        inner.finish(1);
         assert_ready_ok!(running.poll());
         let mut newcomer = call(&service, "T");
         assert_pending!(newcomer.poll());
-        line.push_back(newcomer);
-        running = line.pop_front().unwrap();
+        waiters.push_back(newcomer);
+        running = waiters.pop_front().unwrap();
         assert!(running.is_woken());
-        assert!(!line.iter().any(|waiter| waiter.is_woken()));
+        assert!(!waiters.iter().any(|waiter| waiter.is_woken()));
         assert_pending!(running.poll());
-        assert_eq!((gate.running("T"), gate.calls("T")), (1, entered + 1));
+        assert_eq!((inner.running("T"), inner.calls("T")), (1, entered + 1));
         assert_eq!(limiter.waiting(&"T"), PLACES);
     }
-    drop((running, line));
-    assert_eq!(gate.peak("T"), 1);
-    wind_up(limiter, "T", 1, PLACES);
+    drop((running, waiters));
+    assert_eq!(inner.peak("T"), 1);
+    assert_all_released(limiter, "T", 1, PLACES);
 }
 
 // QP1
 #[test]
-fn a_newcomer_does_not_pass_a_waiter_that_was_granted_a_slot() {
+fn a_new_request_does_not_pass_a_waiter_that_was_granted_a_slot() {
     let limiter = TenantLimiter::new(2).overflow(queue(2));
     let first = limiter.try_acquire(&"T").unwrap();
     let second = limiter.try_acquire(&"T").unwrap();
@@ -70,7 +72,7 @@ fn a_newcomer_does_not_pass_a_waiter_that_was_granted_a_slot() {
     assert_eq!((rejected.in_flight(), rejected.waiting()), (2, 0));
     drop(assert_ready_ok!(waiter.poll()));
     drop((second, waiter));
-    wind_up(&limiter, "T", 2, 2);
+    assert_all_released(&limiter, "T", 2, 2);
 }
 
 // QP3
@@ -93,17 +95,17 @@ async fn a_waiter_is_rejected_when_its_time_is_up_and_its_place_is_free_then() {
         assert_pending!(next.poll());
         assert_eq!(limiter.waiting(&"T"), 1);
         drop((waiter, next, held));
-        wind_up(&limiter, "T", 1, 1);
+        assert_all_released(&limiter, "T", 1, 1);
     }
 }
 
 // QP3
 #[test]
 fn a_longest_wait_of_zero_is_the_same_as_to_shed() {
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let overflow = Overflow::queue(10).max_wait(Duration::ZERO);
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(overflow);
-    let service = layer.layer(gate.clone());
+    let service = layer.layer(inner.clone());
     let mut holder = call(&service, "T");
     assert_pending!(holder.poll());
     assert_eq!(reason(call(&service, "T").poll()), RejectReason::AtLimit);
@@ -111,7 +113,7 @@ fn a_longest_wait_of_zero_is_the_same_as_to_shed() {
     assert_eq!(reason(acquire.poll()), RejectReason::AtLimit);
     assert_eq!(layer.limiter().waiting(&"T"), 0);
     drop((holder, acquire));
-    wind_up(layer.limiter(), "T", 1, 10);
+    assert_all_released(layer.limiter(), "T", 1, 10);
 }
 
 // QP3
@@ -128,15 +130,15 @@ async fn a_wait_without_a_bound_lasts_until_there_is_room() {
     assert!(waiter.is_woken());
     drop(assert_ready_ok!(waiter.poll()));
     drop(waiter);
-    wind_up(&limiter, "T", 1, 10);
+    assert_all_released(&limiter, "T", 1, 10);
 }
 
 // QP5
 #[test]
-fn a_request_arrives_in_the_line_at_its_first_poll() {
-    let gate = Gate::shut();
+fn a_request_joins_the_queue_at_its_first_poll() {
+    let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(1));
-    let (limiter, service) = (layer.limiter(), layer.layer(gate.clone()));
+    let (limiter, service) = (layer.limiter(), layer.layer(inner.clone()));
     let mut holder = call(&service, "T");
     assert_pending!(holder.poll());
     let mut first = call(&service, "T");
@@ -148,13 +150,13 @@ fn a_request_arrives_in_the_line_at_its_first_poll() {
     assert_eq!(reason(first.poll()), RejectReason::QueueFull);
     drop(never_polled);
     assert_eq!(limiter.waiting(&"T"), 1);
-    gate.let_out(1);
+    inner.finish(1);
     assert_ready_ok!(holder.poll());
     assert!(second.is_woken());
     assert_pending!(second.poll());
-    assert_eq!(gate.calls("T"), 2);
+    assert_eq!(inner.calls("T"), 2);
     drop((holder, first, second));
-    wind_up(limiter, "T", 1, 1);
+    assert_all_released(limiter, "T", 1, 1);
 }
 
 // QP5
@@ -165,38 +167,38 @@ fn a_future_of_the_limiter_that_is_never_polled_leaves_no_trace() {
     assert_eq!(limiter.tracked(), 0);
     drop(never_polled);
     assert_eq!(limiter.tracked(), 0);
-    wind_up(&limiter, "T", 1, 1);
+    assert_all_released(&limiter, "T", 1, 1);
 }
 
 // QP7
 #[test]
-fn a_long_line_of_one_tenant_keeps_no_other_waiting() {
+fn a_long_queue_of_one_tenant_delays_no_other() {
     const OTHERS: [Tenant; 9] = ["B", "C", "D", "E", "F", "G", "H", "I", "J"];
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue(200));
-    let (limiter, service) = (layer.limiter(), layer.layer(gate.clone()));
-    let mut line: VecDeque<_> = (0..201).map(|_| call(&service, "A")).collect();
-    line.iter_mut().for_each(|w| assert_pending!(w.poll()));
+    let (limiter, service) = (layer.limiter(), layer.layer(inner.clone()));
+    let mut waiters: VecDeque<_> = (0..201).map(|_| call(&service, "A")).collect();
+    waiters.iter_mut().for_each(|w| assert_pending!(w.poll()));
     assert_eq!((limiter.in_flight(&"A"), limiter.waiting(&"A")), (1, 200));
     for tenant in OTHERS {
         let mut running = call(&service, tenant);
         let mut waiter = call(&service, tenant);
         assert_pending!(running.poll());
         assert_pending!(waiter.poll());
-        assert_eq!(gate.running(tenant), 1, "waits for another tenant");
-        // What a tenant frees is for its own line, however long that of another is.
+        assert_eq!(inner.running(tenant), 1, "waits for another tenant");
+        // A permit that a tenant releases goes to its own queue, however long that of another is.
         drop(running);
         assert!(waiter.is_woken());
         assert_pending!(waiter.poll());
-        assert_eq!((gate.running(tenant), gate.calls(tenant)), (1, 2));
-        assert!(!line[1].is_woken());
+        assert_eq!((inner.running(tenant), inner.calls(tenant)), (1, 2));
+        assert!(!waiters[1].is_woken());
     }
-    assert_eq!(gate.calls("A"), 1);
-    drop(line);
+    assert_eq!(inner.calls("A"), 1);
+    drop(waiters);
     for tenant in OTHERS {
-        probe(limiter, tenant, 1, 200);
+        assert_available(limiter, tenant, 1, 200);
     }
-    wind_up(limiter, "A", 1, 200);
+    assert_all_released(limiter, "A", 1, 200);
 }
 
 /// Sends up to 10 000 requests, one after the other, to a service that is always ready and responds

@@ -74,7 +74,7 @@ impl Wake for Counts {
 }
 
 #[test]
-fn a_drain_whose_waker_panics_leaves_no_other_drain_asleep() {
+fn a_drain_whose_waker_panics_keeps_no_other_drain_from_waking() {
     let limiter = TenantLimiter::<u32>::new(1);
     let p = limiter.try_acquire(&1).unwrap();
     limiter.close();
@@ -179,7 +179,7 @@ fn a_function_may_set_the_limit_of_another_tenant() {
 }
 
 #[test]
-fn limits_set_often_do_not_starve_a_newcomer_of_a_slow_function() {
+fn limits_set_often_do_not_starve_a_new_tenant_of_a_slow_function() {
     let limiter = TenantLimiter::<u32>::new(1);
     let asked = Arc::new(AtomicUsize::new(0));
     let a = asked.clone();
@@ -368,7 +368,7 @@ async fn no_evictor_is_started_while_no_tenant_is_tracked() {
 }
 
 #[tokio::test]
-async fn a_panicking_extractor_gives_back_what_being_ready_had_reserved() {
+async fn a_panicking_extractor_releases_what_being_ready_had_reserved() {
     use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
     let mut service = ServiceBuilder::new()
         .layer(TenantConcurrencyLayer::new(1, |req: &u32| {
@@ -392,7 +392,7 @@ async fn a_panicking_extractor_gives_back_what_being_ready_had_reserved() {
 }
 
 #[tokio::test]
-async fn a_panicking_on_reject_gives_back_what_being_ready_had_reserved() {
+async fn a_panicking_on_reject_releases_what_being_ready_had_reserved() {
     use http::{Request, Response};
     use http_body_util::Empty;
     use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
@@ -417,7 +417,7 @@ async fn a_panicking_on_reject_gives_back_what_being_ready_had_reserved() {
 }
 
 #[test]
-fn a_rejected_waiter_tells_the_figures_it_was_rejected_on() {
+fn a_rejected_waiter_has_the_figures_of_its_rejection() {
     let limiter = TenantLimiter::<u32>::new(1).overflow(Overflow::queue(8).max_wait(Duration::MAX));
     let _p = limiter.try_acquire(&1).unwrap();
     let mut a = Box::pin(limiter.acquire(&1));

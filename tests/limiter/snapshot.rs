@@ -22,7 +22,10 @@ use tower_tenant::{
     },
 };
 
-use crate::support::{self, forget_all, forget_idle, manual, probe, watched, wind_up};
+use crate::support::{
+    self, assert_all_released, assert_available, evict_all, evict_idle_now, manual,
+    run_with_timeout,
+};
 
 type Limiter = TenantLimiter<&'static str>;
 type Request = task::Spawn<std::pin::Pin<Box<dyn Future<Output = Result<Permit, Rejected>>>>>;
@@ -55,7 +58,7 @@ fn share(limiter: &Limiter, tenant: &str) -> Option<f64> {
 }
 
 #[test]
-fn a_snapshot_tells_what_the_limiter_tells() {
+fn a_snapshot_has_the_figures_of_the_limiter() {
     let limiter = limiter(2);
     limiter.set_limit(&"b", 5);
     let permits = ["a", "a", "b", "c"].map(|tenant| limiter.try_acquire(&tenant).unwrap());
@@ -78,7 +81,7 @@ fn a_snapshot_tells_what_the_limiter_tells() {
 
     drop(waiters);
     drop(permits);
-    wind_up(&limiter, "a", 2, 3);
+    assert_all_released(&limiter, "a", 2, 3);
     assert_eq!(limiter.snapshot().tenants, []);
     limiter.close();
     assert!(limiter.snapshot().closed);
@@ -117,12 +120,12 @@ fn requests_that_name_no_tenant_are_in_the_totals_and_not_among_the_tenants() {
     drop((running, waits));
     assert_eq!(share(layer.limiter(), "a"), Some(8.0));
     drop(permit);
-    wind_up(layer.limiter(), "a", 2, 3);
+    assert_all_released(layer.limiter(), "a", 2, 3);
     assert_eq!(layer.limiter().snapshot().in_flight, 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_oldest_wait_is_that_of_the_first_in_line() {
+async fn the_oldest_wait_is_that_of_the_first_waiter() {
     for limiter in [limiter(1), builder(1).capacity(1).build()] {
         let permit = limiter.try_acquire(&"a").unwrap();
         assert_eq!(of(&limiter, "a").oldest_wait, None);
@@ -136,7 +139,7 @@ async fn the_oldest_wait_is_that_of_the_first_in_line() {
         drop(second);
         assert_eq!(of(&limiter, "a").oldest_wait, None);
         drop(permit);
-        wind_up(&limiter, "a", 1, 2);
+        assert_all_released(&limiter, "a", 1, 2);
     }
 }
 
@@ -154,11 +157,11 @@ async fn idle_time_counts_from_the_sweep_that_found_the_tenant_idle() {
     let permit = limiter.try_acquire(&"a").unwrap();
     assert_eq!(of(&limiter, "a").idle, None);
     drop(permit);
-    wind_up(&limiter, "a", 1, 1);
+    assert_all_released(&limiter, "a", 1, 1);
 }
 
 #[test]
-fn shares_divide_the_capacity_by_weight_between_those_who_are_active() {
+fn shares_divide_the_capacity_by_weight_between_active_tenants() {
     let weights = Capacity::new(12).weights(|tenant| if *tenant == "a" { 3 } else { 1 });
     let limiter = builder(20).capacity(weights).build();
     let a = limiter.try_acquire(&"a").unwrap();
@@ -176,7 +179,7 @@ fn shares_divide_the_capacity_by_weight_between_those_who_are_active() {
     drop(a);
     assert_eq!(share(&limiter, "b"), Some(12.0));
     drop(b);
-    wind_up(&limiter, "a", 12, 4);
+    assert_all_released(&limiter, "a", 12, 4);
 }
 
 #[test]
@@ -189,7 +192,7 @@ fn shares_divide_the_capacity_between_owners_first() {
     assert_eq!(share(&limiter, "x2"), Some(4.0));
     assert_eq!(share(&limiter, "y1"), Some(6.0));
     drop(permits);
-    wind_up(&limiter, "x1", 12, 4);
+    assert_all_released(&limiter, "x1", 12, 4);
 }
 
 #[test]
@@ -208,7 +211,7 @@ fn admitted_and_rejected_are_counted_if_asked_for() {
     let snapshot = limiter.snapshot();
     assert_eq!((snapshot.admitted, snapshot.rejected), (Some(2), Some(3)));
     drop(permit);
-    wind_up(&limiter, "a", 1, 0);
+    assert_all_released(&limiter, "a", 1, 0);
     assert_eq!(
         limiter.snapshot().rejected,
         Some(0),
@@ -217,7 +220,7 @@ fn admitted_and_rejected_are_counted_if_asked_for() {
 }
 
 #[test]
-fn a_snapshot_tells_what_is_only_pretended() {
+fn a_snapshot_says_which_limits_are_in_a_dry_run() {
     let limiter = builder(1).overflow(Overflow::reject()).build();
     let held = ["a", "b"].map(|tenant| limiter.try_acquire(&tenant).unwrap());
     let dry = |tenant| (limiter.snapshot().dry_run, of(&limiter, tenant).dry_run);
@@ -234,7 +237,7 @@ fn a_snapshot_tells_what_is_only_pretended() {
     assert_eq!((dry("a"), dry("b")), ((false, false), (false, false)));
     drop(held);
     assert_eq!(limiter.snapshot().would_have_rejected, 1);
-    forget_all(&limiter);
+    evict_all(&limiter);
 }
 
 /// The names of the top tenants.
@@ -279,7 +282,7 @@ async fn the_top_are_those_with_the_largest_figures_by_any_column() {
     assert_eq!(top(&snapshot, 2, SortBy::Share), ["b", "a"]);
     assert!(top(&snapshot, 0, SortBy::Limit).is_empty());
     drop((a, late, b, later));
-    wind_up(&limiter, "b", 2, 2);
+    assert_all_released(&limiter, "b", 2, 2);
 }
 
 #[test]
@@ -301,7 +304,7 @@ fn equal_figures_stay_in_the_order_of_the_snapshot() {
     expected.insert(0, "7");
     assert_eq!(top(&snapshot, 20, SortBy::InFlight), expected[..20]);
     drop((permits, more));
-    wind_up(&limiter, "7", 4, 2);
+    assert_all_released(&limiter, "7", 4, 2);
 }
 
 /// A key whose clones are under the control of the test.
@@ -358,11 +361,11 @@ fn a_key_that_panics_when_cloned_fails_the_snapshot_and_nothing_else() {
 
     assert_eq!(limiter.snapshot().in_flight, 2);
     drop(permits);
-    probe(&limiter, key(1), 2, 3);
-    forget_all(&limiter);
+    assert_available(&limiter, key(1), 2, 3);
+    evict_all(&limiter);
 }
 
-/// Stops in a clone until it is told to go on.
+/// Stops in a clone until the test resumes it.
 #[derive(Debug)]
 struct Stops {
     armed: AtomicBool,
@@ -381,7 +384,7 @@ impl OnClone for Stops {
 
 #[test]
 fn requests_of_all_tenants_go_on_while_a_key_is_cloned() {
-    watched(|| {
+    run_with_timeout(|| {
         let (stopped, stop) = mpsc::channel();
         let (let_go, go) = mpsc::channel();
         let stops = Arc::new(Stops {
@@ -409,20 +412,20 @@ fn requests_of_all_tenants_go_on_while_a_key_is_cloned() {
             assert!(limiter.try_acquire(&key(n)).is_ok());
         }
         limiter.set_default_limit(3);
-        forget_idle(&limiter);
+        evict_idle_now(&limiter);
         let kept = limiter.tracked();
         assert!(kept < 100, "only those of one part are kept: {kept}");
         let_go.send(()).unwrap();
         let snapshot = snapshot.join().unwrap();
         assert!(snapshot.tenants.iter().all(|row| row.in_flight == 0));
-        probe(&limiter, key(1), 3, 1);
-        forget_all(&limiter);
+        assert_available(&limiter, key(1), 3, 1);
+        evict_all(&limiter);
     });
 }
 
 #[test]
 fn the_figures_of_a_tenant_belong_together_while_requests_come_and_go() {
-    watched(|| {
+    run_with_timeout(|| {
         let limiter: TenantLimiter<u32> = TenantLimiter::builder(3).capacity(8).build();
         let done = Arc::new(AtomicBool::new(false));
         let load = |seed: u32| {
@@ -454,7 +457,7 @@ fn the_figures_of_a_tenant_belong_together_while_requests_come_and_go() {
         }
         let snapshot = limiter.snapshot();
         assert_eq!((snapshot.in_flight, snapshot.waiting), (0, 0));
-        forget_all(&limiter);
+        evict_all(&limiter);
     });
 }
 
@@ -496,7 +499,7 @@ async fn a_snapshot_is_serialised_with_times_in_seconds() {
     });
     assert_eq!(json, expected);
     drop((permit, waiter));
-    wind_up(&limiter, "a", 1, 1);
+    assert_all_released(&limiter, "a", 1, 1);
 }
 
 #[test]
@@ -516,5 +519,5 @@ fn the_time_of_a_snapshot_of_many_tenants_is_printed() {
         start.elapsed()
     );
     assert_eq!(snapshot.tracked, 100_000);
-    forget_all(&limiter);
+    evict_all(&limiter);
 }

@@ -18,9 +18,9 @@ use tokio::{
 use tower::{Layer, ServiceExt, service_fn};
 use tower_tenant::{Overflow, Permit, RejectReason, TenantConcurrencyLayer, TenantLimiter};
 
-use crate::support::{forget_all, manual, probe, watched};
+use crate::support::{assert_available, evict_all, manual, run_with_timeout};
 
-/// Who is inside, now and at most.
+/// How many requests are running, now and at most.
 #[derive(Debug, Default)]
 struct Inside {
     now: AtomicUsize,
@@ -64,10 +64,10 @@ fn every_round_of_rivals_admits_exactly_the_limit() {
     const RIVALS: usize = 64;
     const LIMIT: usize = 10;
     const ROUNDS: usize = 500;
-    watched(|| {
+    run_with_timeout(|| {
         let inside = Arc::new(Inside::default());
         let layer = TenantConcurrencyLayer::new(LIMIT, |_: &()| Some(7));
-        // Nobody leaves a round before everybody has come.
+        // No thread leaves a round before all have come.
         let all_came = Arc::new(tokio::sync::Barrier::new(RIVALS));
         let service = layer.layer(service_fn({
             let (inside, all_came) = (Arc::clone(&inside), Arc::clone(&all_came));
@@ -112,8 +112,8 @@ fn every_round_of_rivals_admits_exactly_the_limit() {
         });
         assert_eq!(inside.peak(), LIMIT);
         assert_eq!(admitted, LIMIT * ROUNDS);
-        probe(layer.limiter(), 7, LIMIT, 2);
-        forget_all(layer.limiter());
+        assert_available(layer.limiter(), 7, LIMIT, 2);
+        evict_all(layer.limiter());
     });
 }
 
@@ -141,7 +141,7 @@ impl Line {
 #[test]
 fn of_two_threads_at_one_slot_exactly_one_is_admitted() {
     const ROUNDS: usize = 50_000;
-    watched(|| {
+    run_with_timeout(|| {
         let limiter = TenantLimiter::<u64>::new(1);
         let (start, end) = (Line::default(), Line::default());
         let admitted: usize = thread::scope(|scope| {
@@ -167,15 +167,15 @@ fn of_two_threads_at_one_slot_exactly_one_is_admitted() {
             rivals.into_iter().map(|rival| rival.join().unwrap()).sum()
         });
         assert_eq!(admitted, ROUNDS);
-        probe(&limiter, 7, 1, 2);
-        forget_all(&limiter);
+        assert_available(&limiter, 7, 1, 2);
+        evict_all(&limiter);
     });
 }
 
 // EV1
 #[test]
 fn a_sweep_between_look_up_and_admission_never_doubles_the_limit() {
-    watched(|| {
+    run_with_timeout(|| {
         let limiter = TenantLimiter::<u64>::builder(1)
             .evictor(manual(Duration::ZERO))
             .build();
@@ -208,15 +208,15 @@ fn a_sweep_between_look_up_and_admission_never_doubles_the_limit() {
         println!("evicted {} times", evicted.load(SeqCst));
         assert!(evicted.into_inner() > 0);
         assert_eq!(inside.peak(), 1);
-        probe(&limiter, 7, 1, 2);
-        forget_all(&limiter);
+        assert_available(&limiter, 7, 1, 2);
+        evict_all(&limiter);
     });
 }
 
 // EV1
 #[test]
 fn making_room_between_look_up_and_admission_never_doubles_the_limit() {
-    watched(|| {
+    run_with_timeout(|| {
         let limiter = TenantLimiter::<usize>::builder(1).max_tenants(2).build();
         let inside: [Inside; 3] = Default::default();
         let full = AtomicUsize::new(0);
@@ -243,9 +243,9 @@ fn making_room_between_look_up_and_admission_never_doubles_the_limit() {
             assert_eq!(inside.peak(), 1);
         }
         for tenant in 0..3 {
-            probe(&limiter, tenant, 1, 2);
+            assert_available(&limiter, tenant, 1, 2);
         }
-        forget_all(&limiter);
+        evict_all(&limiter);
     });
 }
 
@@ -254,7 +254,7 @@ fn making_room_between_look_up_and_admission_never_doubles_the_limit() {
 fn rivals_for_an_unknown_tenant_share_one_entry() {
     const RIVALS: usize = 8;
     const TENANTS: usize = 2_000;
-    watched(|| {
+    run_with_timeout(|| {
         let limiter = TenantLimiter::<usize>::new(1);
         let start = Barrier::new(RIVALS);
         let admitted: usize = thread::scope(|scope| {
@@ -279,9 +279,9 @@ fn rivals_for_an_unknown_tenant_share_one_entry() {
         assert_eq!(admitted, TENANTS);
         assert_eq!(limiter.tracked(), TENANTS);
         for tenant in [0, 1, TENANTS - 1] {
-            probe(&limiter, tenant, 1, 2);
+            assert_available(&limiter, tenant, 1, 2);
         }
-        forget_all(&limiter);
+        evict_all(&limiter);
     });
 }
 
@@ -293,7 +293,7 @@ impl Hash for Neighbour {
     fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 
-/// Sends `requests` of each of 64 neighbours while somebody sweeps all the time.
+/// Sends `requests` of each of 64 neighbours while another thread sweeps all the time.
 async fn traffic(limiter: TenantLimiter<Neighbour>, requests: usize) {
     const TENANTS: usize = 64;
     let done = Arc::new(AtomicBool::new(false));
@@ -338,9 +338,9 @@ async fn traffic(limiter: TenantLimiter<Neighbour>, requests: usize) {
     );
     assert!(inside.iter().all(|inside| inside.peak() == 1));
     for tenant in 0..TENANTS {
-        probe(&limiter, Neighbour(tenant), 1, 2);
+        assert_available(&limiter, Neighbour(tenant), 1, 2);
     }
-    forget_all(&limiter);
+    evict_all(&limiter);
 }
 
 fn neighbours() -> TenantLimiter<Neighbour> {
@@ -353,7 +353,7 @@ fn neighbours() -> TenantLimiter<Neighbour> {
 // PF3
 #[test]
 fn queues_of_one_shard_do_not_hang_one_thread() {
-    watched(|| {
+    run_with_timeout(|| {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(traffic(neighbours(), 50));
     });
@@ -362,7 +362,7 @@ fn queues_of_one_shard_do_not_hang_one_thread() {
 // PF3
 #[test]
 fn queues_of_one_shard_do_not_hang_two_threads() {
-    watched(|| {
+    run_with_timeout(|| {
         threads(2).block_on(async { tokio::spawn(traffic(neighbours(), 50)).await.unwrap() })
     });
 }

@@ -13,7 +13,7 @@ use tower_tenant::{
     Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter, limiter::Evictor,
 };
 
-use crate::support::{Gate, call, probe, reason, tenant_of, wind_up};
+use crate::support::{BusyService, assert_all_released, assert_available, call, reason, tenant_of};
 
 const NANO: Duration = Duration::from_nanos(1);
 const ALMOST_MAX: Duration = Duration::MAX.saturating_sub(NANO);
@@ -33,13 +33,13 @@ async fn no_duration_is_too_short_or_too_long() {
 
 /// Admits, queues, rejects and evicts with these settings.
 async fn use_a_layer(ttl: Duration, period: Duration, wait: Duration) {
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let layer =
         TenantConcurrencyLayer::new(1, tenant_of).overflow(Overflow::queue(1).max_wait(wait));
     layer
         .limiter()
         .set_evictor(Evictor::after(ttl).every(period));
-    let (limiter, service) = (layer.limiter(), layer.layer(gate.clone()));
+    let (limiter, service) = (layer.limiter(), layer.layer(inner.clone()));
     let mut holder = call(&service, "T");
     let mut waiter = call(&service, "T");
     assert_pending!(holder.poll());
@@ -56,7 +56,7 @@ async fn use_a_layer(ttl: Duration, period: Duration, wait: Duration) {
     }
     assert_eq!(limiter.evict_idle(), 0, "in use");
     drop((holder, waiter));
-    probe(limiter, "T", 1, 1);
+    assert_available(limiter, "T", 1, 1);
     time::sleep(Duration::from_millis(10)).await;
     let never = ttl >= ALMOST_MAX;
     if period == NANO {
@@ -66,7 +66,7 @@ async fn use_a_layer(ttl: Duration, period: Duration, wait: Duration) {
     time::sleep(Duration::from_millis(10)).await;
     limiter.evict_idle();
     assert_eq!(limiter.tracked(), usize::from(never), "{ttl:?}");
-    wind_up(limiter, "T", 1, 1);
+    assert_all_released(limiter, "T", 1, 1);
 }
 
 // TM1
@@ -92,7 +92,7 @@ async fn a_limiter_may_be_centuries_old() {
     assert_eq!(limiter.evict_idle(), 0);
     time::advance(Evictor::DEFAULT_TTL).await;
     assert_eq!(limiter.evict_idle(), 1);
-    wind_up(&limiter, "T", 1, 0);
+    assert_all_released(&limiter, "T", 1, 0);
 }
 
 // TM1
@@ -112,10 +112,10 @@ async fn a_limiter_is_as_good_at_the_zero_of_its_clock() {
     assert_eq!(limiter.evict_idle(), 0);
     time::advance(Duration::from_secs(1)).await;
     assert_eq!(limiter.evict_idle(), 1);
-    wind_up(&limiter, "T", 1, 1);
+    assert_all_released(&limiter, "T", 1, 1);
 }
 
-/// Waits for a real thread while the clock is paused, and tells by how much the clock has moved.
+/// Waits for a real thread while the clock is paused, and returns by how much the clock has moved.
 async fn moved_while_a_thread_works() -> Duration {
     let (done, wait) = oneshot::channel();
     let start = Instant::now();
@@ -130,11 +130,11 @@ async fn moved_while_a_thread_works() -> Duration {
 
 // TM3
 #[tokio::test(start_paused = true)]
-async fn a_layer_that_tracks_nobody_does_not_move_a_paused_clock() {
+async fn a_layer_that_tracks_no_tenant_does_not_move_a_paused_clock() {
     let layer = TenantConcurrencyLayer::new(1, tenant_of);
-    let _service = layer.layer(Gate::open());
+    let _service = layer.layer(BusyService::quick());
     assert_eq!(moved_while_a_thread_works().await, Duration::ZERO);
-    wind_up(layer.limiter(), "T", 1, 0);
+    assert_all_released(layer.limiter(), "T", 1, 0);
 }
 
 // TM3
@@ -146,25 +146,25 @@ async fn a_layer_whose_evictor_is_off_does_not_move_a_paused_clock() {
     ] {
         let layer = TenantConcurrencyLayer::new(1, tenant_of);
         layer.limiter().set_evictor(off);
-        assert_ready_ok!(call(&layer.layer(Gate::open()), "T").poll());
+        assert_ready_ok!(call(&layer.layer(BusyService::quick()), "T").poll());
         assert_eq!(layer.limiter().tracked(), 1);
         assert_eq!(moved_while_a_thread_works().await, Duration::ZERO);
-        wind_up(layer.limiter(), "T", 1, 0);
+        assert_all_released(layer.limiter(), "T", 1, 0);
     }
 }
 
 // TM3
 #[tokio::test(start_paused = true)]
-async fn a_layer_moves_a_paused_clock_no_further_than_to_where_its_tenants_are_forgotten() {
+async fn a_layer_moves_a_paused_clock_no_further_than_to_the_eviction_of_its_tenants() {
     let layer = TenantConcurrencyLayer::new(1, tenant_of);
-    assert_ready_ok!(call(&layer.layer(Gate::open()), "T").poll());
+    assert_ready_ok!(call(&layer.layer(BusyService::quick()), "T").poll());
     let moved = moved_while_a_thread_works().await;
     println!("moved by {moved:?}");
     assert_eq!(layer.limiter().tracked(), 0);
     assert!(moved >= Evictor::DEFAULT_TTL);
     assert!(moved <= Evictor::DEFAULT_TTL + 2 * Evictor::DEFAULT_PERIOD);
     assert_eq!(moved_while_a_thread_works().await, Duration::ZERO);
-    wind_up(layer.limiter(), "T", 1, 0);
+    assert_all_released(layer.limiter(), "T", 1, 0);
 }
 
 // TM3
@@ -178,7 +178,7 @@ async fn idle_time_is_measured_by_the_clock_of_tokio() {
     assert_eq!(limiter.tracked(), 1);
     time::sleep(Duration::from_secs(3)).await;
     assert_eq!(limiter.tracked(), 0);
-    wind_up(&limiter, "T", 1, 0);
+    assert_all_released(&limiter, "T", 1, 0);
 }
 
 // TM1

@@ -1,72 +1,21 @@
-//! The figures and reasons that a limiter gives: exact after every outcome, and telling.
+//! The figures and reasons of a limiter: exact after every outcome.
 
-use std::{
-    convert::Infallible,
-    future::pending,
-    panic::{AssertUnwindSafe, catch_unwind},
-    pin::Pin,
-    task::Poll,
-    time::Duration,
-};
+use std::{convert::Infallible, future::pending, task::Poll, time::Duration};
 
-use bytes::Bytes;
-use futures_util::stream;
-use http::{Request, Response};
-use http_body_util::{BodyExt, StreamBody, combinators::UnsyncBoxBody};
-use hyper::body::{Body, Frame};
+use http::Request;
+use http_body_util::BodyExt;
 use tokio::time::sleep;
-use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
+use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use tower::{Layer, service_fn};
 use tower_tenant::{
     Overflow, RejectReason, Rejected, TenantConcurrencyLayer, TenantLimiter,
     extract::MissingTenant, header,
 };
 
-use crate::support::{call, forget_all, probe};
-
-/// What the inner service does with a request.
-#[derive(Clone, Copy, Debug)]
-enum Deed {
-    Respond,
-    Fail,
-    Stay,
-    PanicAtOnce,
-    Panic,
-    FailInBody,
-    PanicInBody,
-}
-
-type Payload = UnsyncBoxBody<Bytes, &'static str>;
-
-async fn inner(deed: Deed) -> Result<Response<Payload>, &'static str> {
-    let frame = || Ok(Frame::data(Bytes::from_static(b"frame")));
-    match deed {
-        Deed::Respond => {
-            let body = StreamBody::new(stream::iter([frame(), frame()]));
-            Ok(Response::new(body.boxed_unsync()))
-        }
-        Deed::FailInBody => {
-            let body = StreamBody::new(stream::iter([frame(), Err("body")]));
-            Ok(Response::new(body.boxed_unsync()))
-        }
-        Deed::PanicInBody => {
-            let body = StreamBody::new(stream::poll_fn(
-                |_| -> Poll<Option<Result<Frame<Bytes>, _>>> { panic!("expected in the body") },
-            ));
-            Ok(Response::new(body.boxed_unsync()))
-        }
-        Deed::Fail => Err("head"),
-        Deed::Panic => panic!("expected in the future"),
-        Deed::Stay | Deed::PanicAtOnce => pending().await,
-    }
-}
-
-fn request(deed: Deed) -> Request<Deed> {
-    let mut request = Request::new(deed);
-    let name = http::HeaderValue::from_static("acme");
-    request.headers_mut().insert("x-tenant", name);
-    request
-}
+use crate::{
+    inner::{Behaviour, frame, inner, quietly, request},
+    support::{assert_available, call, evict_all},
+};
 
 fn figures(limiter: &TenantLimiter<String>) -> (usize, usize) {
     limiter
@@ -74,38 +23,23 @@ fn figures(limiter: &TenantLimiter<String>) -> (usize, usize) {
         .map_or((0, 0), |stats| (stats.in_flight, stats.waiting))
 }
 
-type Polled<B> = Poll<Option<Result<Frame<<B as Body>::Data>, <B as Body>::Error>>>;
-
-/// Polls a body for one frame.
-fn frame<B: Body>(body: &mut Pin<Box<B>>) -> Polled<B> {
-    task::spawn(std::future::poll_fn(|cx| body.as_mut().poll_frame(cx))).poll()
-}
-
 // OB1
 #[tokio::test(start_paused = true)]
-async fn every_ending_brings_the_figures_back() {
+async fn every_outcome_restores_the_figures() {
     let layer = TenantConcurrencyLayer::new(1, header("x-tenant"))
         .overflow(Overflow::queue(1).max_wait(Duration::from_millis(10)))
         .http();
     let limiter = layer.limiter().clone();
-    let service = layer.layer(service_fn(|req: Request<Deed>| {
-        assert!(
-            !matches!(req.body(), Deed::PanicAtOnce),
-            "expected in `call`"
-        );
-        Box::pin(inner(*req.body()))
-    }));
-    let respond = |deed: Deed| {
-        let response = assert_ready_ok!(call(&service, request(deed)).poll());
-        assert_eq!(figures(&limiter), (1, 0), "the body holds the slot");
+    let service = layer.layer(inner());
+    let respond = |behaviour: Behaviour| {
+        let response = assert_ready_ok!(call(&service, request(behaviour)).poll());
+        assert_eq!(figures(&limiter), (1, 0), "the body holds the permit");
         Box::pin(response.into_body())
     };
-    let quietly =
-        |action: &mut dyn FnMut()| assert!(catch_unwind(AssertUnwindSafe(action)).is_err());
     for round in 0..1_000 {
         match round % 13 {
             0 => {
-                let mut body = respond(Deed::Respond);
+                let mut body = respond(Behaviour::Respond);
                 assert!(matches!(frame(&mut body), Poll::Ready(Some(Ok(_)))));
                 assert!(matches!(frame(&mut body), Poll::Ready(Some(Ok(_)))));
                 assert!(matches!(frame(&mut body), Poll::Ready(None)));
@@ -113,13 +47,13 @@ async fn every_ending_brings_the_figures_back() {
                 assert_eq!(figures(&limiter), (0, 0));
             }
             1 => {
-                let mut body = respond(Deed::Respond);
+                let mut body = respond(Behaviour::Respond);
                 assert!(matches!(frame(&mut body), Poll::Ready(Some(Ok(_)))));
                 assert_eq!(figures(&limiter), (1, 0), "half way");
             }
-            2 => drop(respond(Deed::Respond)),
+            2 => drop(respond(Behaviour::Respond)),
             3 => {
-                let mut body = respond(Deed::FailInBody);
+                let mut body = respond(Behaviour::FailInBody);
                 assert!(matches!(frame(&mut body), Poll::Ready(Some(Ok(_)))));
                 assert!(
                     matches!(&frame(&mut body), Poll::Ready(Some(Err(error))) if error.to_string() == "body")
@@ -127,36 +61,36 @@ async fn every_ending_brings_the_figures_back() {
                 assert_eq!(figures(&limiter), (0, 0));
             }
             4 => {
-                let mut body = respond(Deed::PanicInBody);
-                quietly(&mut || drop(frame(&mut body)));
+                let mut body = respond(Behaviour::PanicInBody);
+                quietly(|| frame(&mut body).is_ready());
                 assert_eq!(figures(&limiter), (1, 0), "the body is still there");
             }
             5 => assert_eq!(
-                assert_ready_err!(call(&service, request(Deed::Fail)).poll()),
+                assert_ready_err!(call(&service, request(Behaviour::Fail)).poll()),
                 "head"
             ),
-            6 => quietly(&mut || drop(call(&service, request(Deed::Panic)).poll())),
-            7 => quietly(&mut || drop(call(&service, request(Deed::PanicAtOnce)))),
-            8 => drop(call(&service, request(Deed::Stay))),
+            6 => quietly(|| call(&service, request(Behaviour::Panic)).poll().is_ready()),
+            7 => quietly(|| call(&service, request(Behaviour::PanicAtOnce))),
+            8 => drop(call(&service, request(Behaviour::Stay))),
             9 => {
-                let mut running = call(&service, request(Deed::Stay));
+                let mut running = call(&service, request(Behaviour::Stay));
                 assert_pending!(running.poll());
                 assert_eq!(figures(&limiter), (1, 0));
             }
             10 => {
                 // Rejected, and dropped while queued.
-                let running = call(&service, request(Deed::Stay));
-                let mut queued = call(&service, request(Deed::Stay));
+                let running = call(&service, request(Behaviour::Stay));
+                let mut queued = call(&service, request(Behaviour::Stay));
                 assert_pending!(queued.poll());
                 assert_eq!(figures(&limiter), (1, 1));
-                let rejected = assert_ready_ok!(call(&service, request(Deed::Stay)).poll());
+                let rejected = assert_ready_ok!(call(&service, request(Behaviour::Stay)).poll());
                 assert!(rejected.extensions().get::<Rejected>().is_some());
                 assert_eq!(figures(&limiter), (1, 1));
                 drop((queued, running));
             }
             11 => {
-                let running = call(&service, request(Deed::Stay));
-                let mut queued = call(&service, request(Deed::Stay));
+                let running = call(&service, request(Behaviour::Stay));
+                let mut queued = call(&service, request(Behaviour::Stay));
                 assert_pending!(queued.poll());
                 sleep(Duration::from_millis(20)).await;
                 let expired = assert_ready_ok!(queued.poll());
@@ -167,12 +101,12 @@ async fn every_ending_brings_the_figures_back() {
             }
             _ => {
                 // Granted, and dropped before it is collected; then granted and collected.
-                let running = call(&service, request(Deed::Stay));
-                let mut first = call(&service, request(Deed::Stay));
+                let running = call(&service, request(Behaviour::Stay));
+                let mut first = call(&service, request(Behaviour::Stay));
                 assert_pending!(first.poll());
                 drop(running);
                 assert_eq!(figures(&limiter), (1, 0));
-                let mut second = call(&service, request(Deed::Respond));
+                let mut second = call(&service, request(Behaviour::Respond));
                 assert_pending!(second.poll());
                 drop(first);
                 let response = assert_ready_ok!(second.poll());
@@ -182,8 +116,8 @@ async fn every_ending_brings_the_figures_back() {
         assert_eq!(figures(&limiter), (0, 0), "round {round}");
     }
     assert_eq!(limiter.tracked(), 1);
-    probe(&limiter, "acme".to_owned(), 1, 2);
-    forget_all(&limiter);
+    assert_available(&limiter, "acme".to_owned(), 1, 2);
+    evict_all(&limiter);
 }
 
 type Rejection = (RejectReason, usize, usize, usize);
@@ -199,41 +133,44 @@ fn rejection(rejected: &Rejected) -> Rejection {
 
 // OB5
 #[tokio::test(start_paused = true)]
-async fn every_rejection_tells_its_reason_and_the_figures_behind_it() {
+async fn every_rejection_has_its_reason_and_the_figures_behind_it() {
     let limiter = TenantLimiter::<String>::builder(1).max_tenants(1).build();
     let shed = TenantConcurrencyLayer::with_limiter(limiter.clone(), header("x-tenant"));
     let queue = shed
         .clone()
         .overflow(Overflow::queue(1).max_wait(Duration::from_millis(10)));
-    let inner = service_fn(|_: Request<Deed>| pending::<Result<(), Infallible>>());
+    let inner = service_fn(|_: Request<Behaviour>| pending::<Result<(), Infallible>>());
     let (shed, queue) = (shed.layer(inner), queue.layer(inner));
-    let ask = |req: Request<Deed>| {
+    let ask = |req: Request<Behaviour>| {
         let error = assert_ready_err!(call(&shed, req).poll());
         let rejected = error.rejected().unwrap();
         assert_eq!(error.downcast_ref::<Rejected>(), Some(rejected));
         rejection(rejected)
     };
-    let mut other = request(Deed::Stay);
+    let mut other = request(Behaviour::Stay);
     other
         .headers_mut()
         .insert("x-tenant", "zenith".parse().unwrap());
-    let mut twice = request(Deed::Stay);
+    let mut twice = request(Behaviour::Stay);
     twice
         .headers_mut()
         .append("x-tenant", "acme".parse().unwrap());
 
-    let running = call(&shed, request(Deed::Stay));
-    assert_eq!(ask(request(Deed::Stay)), (RejectReason::AtLimit, 1, 1, 0));
+    let running = call(&shed, request(Behaviour::Stay));
+    assert_eq!(
+        ask(request(Behaviour::Stay)),
+        (RejectReason::AtLimit, 1, 1, 0)
+    );
     assert_eq!(ask(other.clone()), (RejectReason::TableFull, 0, 0, 0));
     assert_eq!(
-        ask(Request::new(Deed::Stay)),
+        ask(Request::new(Behaviour::Stay)),
         (RejectReason::MissingTenant, 0, 0, 0)
     );
     assert_eq!(ask(twice), (RejectReason::InvalidTenant, 0, 0, 0));
 
-    let mut waiting = call(&queue, request(Deed::Stay));
+    let mut waiting = call(&queue, request(Behaviour::Stay));
     assert_pending!(waiting.poll());
-    let full = assert_ready_err!(call(&queue, request(Deed::Stay)).poll());
+    let full = assert_ready_err!(call(&queue, request(Behaviour::Stay)).poll());
     assert_eq!(
         rejection(full.rejected().unwrap()),
         (RejectReason::QueueFull, 1, 1, 1)
@@ -245,7 +182,7 @@ async fn every_rejection_tells_its_reason_and_the_figures_behind_it() {
         (RejectReason::WaitExpired, 1, 1, 0)
     );
 
-    let mut waiting = call(&queue, request(Deed::Stay));
+    let mut waiting = call(&queue, request(Behaviour::Stay));
     assert_pending!(waiting.poll());
     limiter.set_limit("acme", 0);
     let paused = assert_ready_err!(waiting.poll());
@@ -253,27 +190,29 @@ async fn every_rejection_tells_its_reason_and_the_figures_behind_it() {
         rejection(paused.rejected().unwrap()),
         (RejectReason::Paused, 0, 1, 0)
     );
-    assert_eq!(ask(request(Deed::Stay)), (RejectReason::Paused, 0, 1, 0));
+    assert_eq!(
+        ask(request(Behaviour::Stay)),
+        (RejectReason::Paused, 0, 1, 0)
+    );
     limiter.clear_limit("acme");
 
     drop(running);
-    probe(&limiter, "acme".to_owned(), 1, 1);
+    assert_available(&limiter, "acme".to_owned(), 1, 1);
     limiter.close();
-    assert_eq!(ask(request(Deed::Stay)).0, RejectReason::Closed);
-    forget_all(&limiter);
+    assert_eq!(ask(request(Behaviour::Stay)).0, RejectReason::Closed);
+    evict_all(&limiter);
     assert_eq!(ask(other).0, RejectReason::Closed, "a new tenant");
 }
 
 // OB5
 #[tokio::test]
-async fn responses_tell_their_reason_and_never_the_tenant() {
+async fn responses_have_their_reason_and_never_the_tenant() {
     let layer = TenantConcurrencyLayer::new(0, header("x-tenant").max_len(4))
         .missing(MissingTenant::Share)
         .http();
     layer.limiter().set_max_tenants(1);
-    let inner = service_fn(|_: Request<Deed>| Box::pin(inner(Deed::Respond)));
-    let service = layer.layer(inner);
-    let ask = async |req: Request<Deed>| {
+    let service = layer.layer(inner());
+    let ask = async |req: Request<Behaviour>| {
         let mut response = assert_ready_ok!(call(&service, req).poll());
         let head = format!("{:?} {:?}", response.headers(), response.extensions());
         let body = response.body_mut().collect().await.unwrap().to_bytes();
@@ -288,22 +227,31 @@ async fn responses_tell_their_reason_and_never_the_tenant() {
         }
         (response.status().as_u16(), rejected.reason())
     };
-    assert_eq!(ask(request(Deed::Stay)).await, (429, RejectReason::Paused));
     assert_eq!(
-        ask(Request::new(Deed::Stay)).await,
+        ask(request(Behaviour::Stay)).await,
+        (429, RejectReason::Paused)
+    );
+    assert_eq!(
+        ask(Request::new(Behaviour::Stay)).await,
         (429, RejectReason::Paused)
     );
     layer.limiter().set_default_limit(1);
     let running = layer.limiter().try_acquire("acme").unwrap();
-    assert_eq!(ask(request(Deed::Stay)).await, (429, RejectReason::AtLimit));
-    let mut other = request(Deed::Stay);
+    assert_eq!(
+        ask(request(Behaviour::Stay)).await,
+        (429, RejectReason::AtLimit)
+    );
+    let mut other = request(Behaviour::Stay);
     other.headers_mut().insert("x-tenant", "b".parse().unwrap());
     assert_eq!(ask(other).await, (503, RejectReason::TableFull));
     layer.limiter().close();
-    assert_eq!(ask(request(Deed::Stay)).await, (503, RejectReason::Closed));
+    assert_eq!(
+        ask(request(Behaviour::Stay)).await,
+        (503, RejectReason::Closed)
+    );
     drop(running);
     assert_eq!(figures(layer.limiter()), (0, 0));
-    forget_all(layer.limiter());
+    evict_all(layer.limiter());
 }
 
 // OB5

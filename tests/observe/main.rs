@@ -9,6 +9,8 @@ mod wire;
 
 #[cfg(feature = "http")]
 mod figures;
+#[cfg(feature = "http")]
+mod inner;
 #[cfg(feature = "inspect")]
 mod inspect;
 #[cfg(all(feature = "metrics", feature = "http"))]

@@ -27,7 +27,7 @@ use tower_tenant::{
 };
 
 use crate::{
-    support::{Gate, Tenant, forget_all, manual, until, watched},
+    support::{BusyService, Tenant, evict_all, manual, run_with_timeout, until},
     wire::{self, Client, VERSIONS, request, serve, tenant_in},
 };
 
@@ -156,22 +156,22 @@ async fn every_name_of_the_table_is_scraped_before_anything_happens() {
 
 // OB1
 #[tokio::test]
-async fn whatever_way_requests_end_gauges_go_back_and_sums_match() {
+async fn whatever_the_outcome_gauges_return_to_zero_and_sums_match() {
     let (recorder, addr) = exporter().await;
     let limiter = limiter::<Tenant>(&recorder, 1)
         .overflow(Overflow::queue(1).max_wait(Duration::from_millis(20)));
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let handler = |deed: &'static str| {
-        let gate = gate.clone();
+        let inner = inner.clone();
         get(move |req: Request<Body>| {
-            let mut gate = gate.clone();
+            let mut inner = inner.clone();
             async move {
                 match deed {
                     "panic" => panic!("as asked"),
                     "stream" => Body::from_stream(stream::pending::<Result<Vec<u8>, Infallible>>()),
                     _ => {
                         let tenant = tenant_in(&req).unwrap();
-                        Body::from(tower::Service::call(&mut gate, tenant).await.unwrap())
+                        Body::from(tower::Service::call(&mut inner, tenant).await.unwrap())
                     }
                 }
             }
@@ -190,7 +190,7 @@ async fn whatever_way_requests_end_gauges_go_back_and_sums_match() {
     let (mut sent, mut panics) = (0.0, 0.0);
     for version in VERSIONS {
         // Success.
-        gate.let_out(1);
+        inner.finish(1);
         let answer = wire::get(server, version, "/work", "T").await;
         assert_eq!(answer.status, 200);
         until(idle).await;
@@ -224,7 +224,7 @@ async fn whatever_way_requests_end_gauges_go_back_and_sums_match() {
         panics += 1.0;
     }
     // A request without a tenant, and a closed limiter.
-    let bare = request("/work", "nobody");
+    let bare = request("/work", "anonymous");
     let mut client = Client::connect(server, VERSIONS[0]).await;
     assert_eq!(client.send(bare).await.unwrap().status(), 400);
     limiter.close();
@@ -234,7 +234,7 @@ async fn whatever_way_requests_end_gauges_go_back_and_sums_match() {
     );
     sent += 2.0;
 
-    // An event is told right after its figure has changed.
+    // An event is observed right after its figure has changed.
     let mut scraped = scrape(addr).await;
     while value(&scraped, IN_FLIGHT) + value(&scraped, WAITING) > 0.0 {
         scraped = scrape(addr).await;
@@ -263,7 +263,7 @@ async fn whatever_way_requests_end_gauges_go_back_and_sums_match() {
         rejected(&scraped, "wait_expired") + cancelled
     );
     assert_eq!(value(&scraped, TRACKED), 1.0);
-    forget_all(&limiter);
+    evict_all(&limiter);
     let scraped = scrape(addr).await;
     assert_eq!(value(&scraped, TRACKED), 0.0);
     assert_eq!(value(&scraped, EVICTED), 1.0);
@@ -333,7 +333,7 @@ async fn each_reason_has_its_series() {
 
 // OB3
 #[test]
-fn no_label_names_a_tenant_unless_asked_and_then_a_bounded_number() {
+fn no_label_names_a_tenant_unless_configured_and_then_a_bounded_number() {
     let (recorder, handle) = recorder();
     let plain = limiter::<u64>(&recorder, 1);
     let flood = |limiter: &TenantLimiter<u64>, tenants: std::ops::Range<u64>| {
@@ -344,7 +344,7 @@ fn no_label_names_a_tenant_unless_asked_and_then_a_bounded_number() {
     };
     let before = parse(&handle.render()).len();
     flood(&plain, 0..10_000);
-    forget_all(&plain);
+    evict_all(&plain);
     let scraped = parse(&handle.render());
     assert_eq!(scraped.len(), before);
     assert!(!handle.render().contains("tenant=\""));
@@ -375,7 +375,7 @@ fn no_label_names_a_tenant_unless_asked_and_then_a_bounded_number() {
     assert_eq!(of("_other"), Some(9_995.0));
 
     // Those that are evicted leave their labels to others.
-    forget_all(&limiter);
+    evict_all(&limiter);
     metrics_of(20_000..20_010, &limiter);
     assert_eq!(of("t20000"), Some(1.0));
     assert_eq!(of("_other"), Some(10_000.0));
@@ -399,7 +399,7 @@ fn labelling(bound: usize) -> (TenantLimiter<u64>, impl Fn(&str) -> Option<f64>)
     (limiter, rejected)
 }
 
-/// Labels are registered wherever an event is told, on any thread.
+/// Labels are registered wherever an event is observed, on any thread.
 struct Recording(TenantMetrics<u64>, PrometheusRecorder);
 
 impl Observer<u64> for Recording {
@@ -408,15 +408,15 @@ impl Observer<u64> for Recording {
     }
 }
 
-/// One request more than the tenant may have.
-fn crowd(limiter: &TenantLimiter<u64>, tenant: u64) {
+/// Two requests of a tenant at once, of which one is rejected.
+fn admit_and_reject(limiter: &TenantLimiter<u64>, tenant: u64) {
     let _held = limiter.try_acquire(&tenant).unwrap();
     assert!(limiter.try_acquire(&tenant).is_err());
 }
 
 // OB3
 #[test]
-fn a_rejection_that_leaves_its_tenant_untracked_takes_no_label() {
+fn a_rejection_of_an_untracked_tenant_takes_no_label() {
     let (limiter, rejected) = labelling(2);
     let reject = |tenants: std::ops::Range<u64>, reason| {
         for tenant in tenants {
@@ -434,12 +434,12 @@ fn a_rejection_that_leaves_its_tenant_untracked_takes_no_label() {
     reject(150..151, RejectReason::Paused);
     assert_eq!((rejected("t150"), rejected("_other")), (None, Some(21.0)));
     for tenant in [1, 2, 3] {
-        crowd(&limiter, tenant);
+        admit_and_reject(&limiter, tenant);
     }
     assert_eq!((rejected("t1"), rejected("t2")), (Some(1.0), Some(1.0)));
     assert_eq!((rejected("t3"), rejected("_other")), (None, Some(22.0)));
 
-    forget_all(&limiter);
+    evict_all(&limiter);
     limiter.close();
     reject(200..220, RejectReason::Closed);
     assert_eq!((rejected("t200"), rejected("_other")), (None, Some(42.0)));
@@ -447,8 +447,8 @@ fn a_rejection_that_leaves_its_tenant_untracked_takes_no_label() {
 
 // OB3
 #[test]
-fn labels_are_given_up_whatever_the_order_in_which_threads_track_reject_and_evict() {
-    watched(|| {
+fn labels_are_released_whatever_the_order_in_which_threads_track_reject_and_evict() {
+    run_with_timeout(|| {
         let (limiter, rejected) = labelling(3);
         std::thread::scope(|scope| {
             for thread in 0..4_u64 {
@@ -463,9 +463,9 @@ fn labels_are_given_up_whatever_the_order_in_which_threads_track_reject_and_evic
                 });
             }
         });
-        forget_all(&limiter);
+        evict_all(&limiter);
         for tenant in 100..103 {
-            crowd(&limiter, tenant);
+            admit_and_reject(&limiter, tenant);
         }
         for label in ["t100", "t101", "t102"] {
             assert_eq!(rejected(label), Some(1.0), "no label was left for {label}");

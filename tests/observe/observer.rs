@@ -1,11 +1,9 @@
-//! What an observer is told: all that happens, once, in order; and that it can harm nobody.
+//! What an observer sees: all events, once and in order; and that it can harm no request.
 
 use std::{
     collections::HashMap,
     convert::Infallible,
     fmt::Debug,
-    future::{pending, poll_fn},
-    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     pin::{Pin, pin},
     sync::{
         Arc, Mutex, PoisonError,
@@ -20,14 +18,14 @@ use axum::{Router, routing::get};
 use bytes::Bytes;
 use futures_util::{FutureExt, stream};
 use http::{Request, Response};
-use http_body_util::{BodyExt, StreamBody, combinators::UnsyncBoxBody};
-use hyper::body::{Body, Frame};
+use http_body_util::BodyExt;
+use hyper::body::Body;
 use tokio::time::advance;
 use tokio_test::{
     assert_pending, assert_ready_err, assert_ready_ok,
     task::{self, Spawn},
 };
-use tower::{Layer, Service, ServiceExt, service_fn, util::ServiceFn};
+use tower::{Layer, Service, ServiceExt};
 use tower_tenant::{
     Capacity, Limits, Overflow, Permit, RejectReason, Rejected, TenantConcurrencyLayer,
     TenantLimiter,
@@ -40,15 +38,17 @@ use tower_tenant::{
 };
 
 use crate::{
+    inner::{Behaviour, Payload, frame, inner, panic_quietly, quietly, request},
     support::{
-        Gate, Tenant, call, forget_all, forget_idle, manual, probe, tenant_of, until, watched,
+        BusyService, Tenant, assert_available, call, evict_all, evict_idle_now, manual,
+        run_with_timeout, tenant_of, until,
     },
     wire::{self, Client, VERSIONS, serve, tenant_in},
 };
 
-/// What an observer was told, without the durations: `true` is after a wait.
+/// An event without its durations: `true` is after a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Told {
+enum Observed {
     Tracked,
     Evicted,
     Queued,
@@ -60,15 +60,14 @@ enum Told {
     Changed,
 }
 
-use Told::*;
+use Observed::*;
 
 type Lines<K> = Vec<(Option<K>, Event)>;
-type FramePoll<B> = Poll<Option<Result<Frame<<B as Body>::Data>, <B as Body>::Error>>>;
 type Acquiring = Pin<Box<dyn Future<Output = Result<Permit, Rejected>> + Send>>;
 type Waiting = Spawn<Acquiring>;
 type Pair = fn(Log<String>, Panics) -> Box<dyn Observer<String>>;
 
-impl From<Event> for Told {
+impl From<Event> for Observed {
     fn from(event: Event) -> Self {
         match event {
             Event::Tracked => Tracked,
@@ -91,7 +90,7 @@ impl From<Event> for Told {
     }
 }
 
-/// Writes down what it is told.
+/// Keeps all events.
 #[derive(Clone, Debug)]
 struct Log<K> {
     lines: Arc<Mutex<Lines<K>>>,
@@ -106,9 +105,9 @@ impl<K: Clone> Log<K> {
         }
     }
 
-    /// What was told since this was last asked.
-    fn take(&self) -> Vec<Told> {
-        self.take_events().into_iter().map(Told::from).collect()
+    /// The events since the last call.
+    fn take(&self) -> Vec<Observed> {
+        self.take_events().into_iter().map(Observed::from).collect()
     }
 
     fn take_events(&self) -> Vec<Event> {
@@ -139,104 +138,42 @@ impl<K: Clone + Send + Sync + 'static> Observer<K> for Log<K> {
     }
 }
 
-/// How often each was told.
+/// How often each event was observed.
 #[derive(Clone, Debug, Default)]
-struct Sums(HashMap<Told, usize>);
+struct EventCounts(HashMap<Observed, usize>);
 
-impl Sums {
-    fn add(&mut self, told: impl IntoIterator<Item = Told>) {
-        for told in told {
-            *self.0.entry(told).or_default() += 1;
+impl EventCounts {
+    fn add(&mut self, observed: impl IntoIterator<Item = Observed>) {
+        for observed in observed {
+            *self.0.entry(observed).or_default() += 1;
         }
     }
 
-    fn of(&self, kind: impl Fn(Told) -> bool) -> usize {
-        let counts = self.0.iter().filter(|(told, _)| kind(**told));
+    fn of(&self, kind: impl Fn(Observed) -> bool) -> usize {
+        let counts = self.0.iter().filter(|(observed, _)| kind(**observed));
         counts.map(|(_, count)| count).sum()
     }
 
-    /// Checks the sums against the number of requests sent, at a moment when none is left.
+    /// Checks the counts against the number of requests sent, at a moment when none is left.
     fn assert_balanced(&self, requests: usize) {
-        let admitted = self.of(|told| matches!(told, Admitted(_)));
-        let rejected = self.of(|told| matches!(told, Rejected(..)));
-        let cancelled = self.of(|told| told == Cancelled);
-        let released = self.of(|told| matches!(told, Released(_)));
-        let waits = |told| matches!(told, Admitted(true) | Rejected(_, true) | Cancelled);
+        let admitted = self.of(|observed| matches!(observed, Admitted(_)));
+        let rejected = self.of(|observed| matches!(observed, Rejected(..)));
+        let cancelled = self.of(|observed| observed == Cancelled);
+        let released = self.of(|observed| matches!(observed, Released(_)));
+        let waits = |observed| matches!(observed, Admitted(true) | Rejected(_, true) | Cancelled);
         assert_eq!(requests, admitted + rejected + cancelled);
         assert_eq!(admitted, released, "in flight");
-        assert_eq!(self.of(|told| told == Queued), self.of(waits), "waiting");
+        assert_eq!(
+            self.of(|observed| observed == Queued),
+            self.of(waits),
+            "waiting"
+        );
     }
-}
-
-/// What the inner service does with a request.
-#[derive(Clone, Copy, Debug)]
-enum Deed {
-    Respond,
-    RespondEmpty,
-    Fail,
-    Stay,
-    PanicAtOnce,
-    Panic,
-    FailInBody,
-    PanicInBody,
-}
-
-type Payload = UnsyncBoxBody<Bytes, &'static str>;
-type Answer = Pin<Box<dyn Future<Output = Result<Response<Payload>, &'static str>> + Send>>;
-type Inner = ServiceFn<fn(Request<Deed>) -> Answer>;
-
-/// Not reported by the hook.
-fn panic_quietly() -> ! {
-    resume_unwind(Box::new("boom"))
-}
-
-fn quietly<R>(work: impl FnOnce() -> R) {
-    assert!(catch_unwind(AssertUnwindSafe(|| drop(work()))).is_err());
-}
-
-fn inner() -> Inner {
-    service_fn(|req| {
-        let deed = req.into_body();
-        if matches!(deed, Deed::PanicAtOnce) {
-            panic_quietly();
-        }
-        Box::pin(answer(deed))
-    })
-}
-
-async fn answer(deed: Deed) -> Result<Response<Payload>, &'static str> {
-    let frame = || Ok(Frame::data(Bytes::from_static(b"frame")));
-    let frames = match deed {
-        Deed::Respond => vec![frame(), frame()],
-        Deed::FailInBody => vec![frame(), Err("body")],
-        Deed::RespondEmpty => return Ok(Response::new(Payload::default())),
-        Deed::PanicInBody => {
-            let body = StreamBody::new(stream::poll_fn(|_| panic_quietly()));
-            return Ok(Response::new(body.boxed_unsync()));
-        }
-        Deed::Fail => return Err("head"),
-        Deed::Panic => panic_quietly(),
-        Deed::Stay | Deed::PanicAtOnce => pending().await,
-    };
-    let body = StreamBody::new(stream::iter(frames));
-    Ok(Response::new(body.boxed_unsync()))
-}
-
-fn request(deed: Deed) -> Request<Deed> {
-    let mut request = Request::new(deed);
-    let name = http::HeaderValue::from_static("acme");
-    request.headers_mut().insert("x-tenant", name);
-    request
-}
-
-/// Polls a body for one frame.
-fn frame<B: Body>(body: &mut Pin<Box<B>>) -> FramePoll<B> {
-    task::spawn(poll_fn(|cx| body.as_mut().poll_frame(cx))).poll()
 }
 
 /// How a request ends.
 #[derive(Clone, Copy, Debug)]
-enum Act {
+enum Ending {
     ReadToEnd,
     ReadHalf,
     ReadNothing,
@@ -257,42 +194,42 @@ enum Act {
     RunsAfterAWait,
 }
 
-const ACTS: [Act; 18] = [
-    Act::ReadToEnd,
-    Act::ReadHalf,
-    Act::ReadNothing,
-    Act::ReadEmpty,
-    Act::BodyFails,
-    Act::BodyPanics,
-    Act::Fails,
-    Act::Panics,
-    Act::PanicsInCall,
-    Act::DroppedRunning,
-    Act::DroppedBeforeItsPoll,
-    Act::Rejected,
-    Act::WaitExpires,
-    Act::PausedWhileQueued,
-    Act::DroppedWhileQueued,
-    Act::DroppedBeforeItQueues,
-    Act::DroppedWithItsGrant,
-    Act::RunsAfterAWait,
+const ENDINGS: [Ending; 18] = [
+    Ending::ReadToEnd,
+    Ending::ReadHalf,
+    Ending::ReadNothing,
+    Ending::ReadEmpty,
+    Ending::BodyFails,
+    Ending::BodyPanics,
+    Ending::Fails,
+    Ending::Panics,
+    Ending::PanicsInCall,
+    Ending::DroppedRunning,
+    Ending::DroppedBeforeItsPoll,
+    Ending::Rejected,
+    Ending::WaitExpires,
+    Ending::PausedWhileQueued,
+    Ending::DroppedWhileQueued,
+    Ending::DroppedBeforeItQueues,
+    Ending::DroppedWithItsGrant,
+    Ending::RunsAfterAWait,
 ];
 
-impl Act {
+impl Ending {
     /// How many requests arrive, with those that fill the tenant.
     fn requests(self) -> usize {
         match self {
-            Act::Rejected => 3,
-            Act::WaitExpires
-            | Act::PausedWhileQueued
-            | Act::DroppedWhileQueued
-            | Act::DroppedWithItsGrant
-            | Act::RunsAfterAWait => 2,
+            Ending::Rejected => 3,
+            Ending::WaitExpires
+            | Ending::PausedWhileQueued
+            | Ending::DroppedWhileQueued
+            | Ending::DroppedWithItsGrant
+            | Ending::RunsAfterAWait => 2,
             _ => 1,
         }
     }
 
-    fn told(self, holds_body: bool) -> Vec<Told> {
+    fn expected(self, holds_body: bool) -> Vec<Observed> {
         let by_body = |outcome| match holds_body {
             true => outcome,
             false => Outcome::Completed,
@@ -300,29 +237,32 @@ impl Act {
         let runs = |outcome| vec![Admitted(false), Released(outcome)];
         let done = Released(Outcome::Completed);
         match self {
-            Act::ReadToEnd | Act::ReadEmpty => runs(Outcome::Completed),
-            Act::BodyFails => runs(by_body(Outcome::Failed)),
-            Act::ReadHalf | Act::ReadNothing | Act::BodyPanics => runs(by_body(Outcome::Cancelled)),
-            Act::Fails => runs(Outcome::Failed),
-            Act::Panics | Act::PanicsInCall | Act::DroppedRunning | Act::DroppedBeforeItsPoll => {
-                runs(Outcome::Cancelled)
+            Ending::ReadToEnd | Ending::ReadEmpty => runs(Outcome::Completed),
+            Ending::BodyFails => runs(by_body(Outcome::Failed)),
+            Ending::ReadHalf | Ending::ReadNothing | Ending::BodyPanics => {
+                runs(by_body(Outcome::Cancelled))
             }
-            Act::Rejected => {
+            Ending::Fails => runs(Outcome::Failed),
+            Ending::Panics
+            | Ending::PanicsInCall
+            | Ending::DroppedRunning
+            | Ending::DroppedBeforeItsPoll => runs(Outcome::Cancelled),
+            Ending::Rejected => {
                 let rejected = Rejected(RejectReason::QueueFull, false);
                 vec![Admitted(false), Queued, rejected, Cancelled, done]
             }
-            Act::WaitExpires => {
+            Ending::WaitExpires => {
                 let rejected = Rejected(RejectReason::WaitExpired, true);
                 vec![Admitted(false), Queued, rejected, done]
             }
-            Act::PausedWhileQueued => {
+            Ending::PausedWhileQueued => {
                 let rejected = Rejected(RejectReason::Paused, true);
                 vec![Admitted(false), Queued, rejected, done]
             }
-            Act::DroppedWhileQueued => vec![Admitted(false), Queued, Cancelled, done],
-            Act::DroppedBeforeItQueues => runs(Outcome::Completed),
-            Act::DroppedWithItsGrant => vec![Admitted(false), Queued, done, Cancelled],
-            Act::RunsAfterAWait => {
+            Ending::DroppedWhileQueued => vec![Admitted(false), Queued, Cancelled, done],
+            Ending::DroppedBeforeItQueues => runs(Outcome::Completed),
+            Ending::DroppedWithItsGrant => vec![Admitted(false), Queued, done, Cancelled],
+            Ending::RunsAfterAWait => {
                 vec![Admitted(false), Queued, done, Admitted(true), done]
             }
         }
@@ -330,94 +270,94 @@ impl Act {
 }
 
 /// A service with room for one request and one waiter.
-struct Stage<S> {
+struct Harness<S> {
     service: S,
     limiter: TenantLimiter<String>,
 }
 
-impl<S, B> Stage<S>
+impl<S, B> Harness<S>
 where
-    S: Service<Request<Deed>, Response = Response<B>> + Clone,
+    S: Service<Request<Behaviour>, Response = Response<B>> + Clone,
     S::Error: Debug,
     B: Body + Debug,
 {
-    fn call(&self, deed: Deed) -> Spawn<S::Future> {
-        call(&self.service, request(deed))
+    fn call(&self, behaviour: Behaviour) -> Spawn<S::Future> {
+        call(&self.service, request(behaviour))
     }
 
-    fn queue(&self, deed: Deed) -> Spawn<S::Future> {
-        let mut queued = self.call(deed);
+    fn queue(&self, behaviour: Behaviour) -> Spawn<S::Future> {
+        let mut queued = self.call(behaviour);
         assert_pending!(queued.poll());
         queued
     }
 
-    fn respond(&self, deed: Deed) -> Pin<Box<B>> {
-        Box::pin(assert_ready_ok!(self.call(deed).poll()).into_body())
+    fn respond(&self, behaviour: Behaviour) -> Pin<Box<B>> {
+        Box::pin(assert_ready_ok!(self.call(behaviour).poll()).into_body())
     }
 
-    async fn play(&self, act: Act) {
-        match act {
-            Act::ReadToEnd => {
-                let mut body = self.respond(Deed::Respond);
+    async fn end(&self, ending: Ending) {
+        match ending {
+            Ending::ReadToEnd => {
+                let mut body = self.respond(Behaviour::Respond);
                 while let Poll::Ready(Some(Ok(_))) = frame(&mut body) {}
                 self.assert_idle();
             }
-            Act::ReadHalf => drop(frame(&mut self.respond(Deed::Respond))),
-            Act::ReadNothing => drop(self.respond(Deed::Respond)),
-            Act::ReadEmpty => {
-                let _body = self.respond(Deed::RespondEmpty);
+            Ending::ReadHalf => drop(frame(&mut self.respond(Behaviour::Respond))),
+            Ending::ReadNothing => drop(self.respond(Behaviour::Respond)),
+            Ending::ReadEmpty => {
+                let _body = self.respond(Behaviour::RespondEmpty);
                 self.assert_idle();
             }
-            Act::BodyFails => {
-                let mut body = self.respond(Deed::FailInBody);
+            Ending::BodyFails => {
+                let mut body = self.respond(Behaviour::FailInBody);
                 while let Poll::Ready(Some(Ok(_))) = frame(&mut body) {}
                 self.assert_idle();
             }
-            Act::BodyPanics => {
-                let mut body = self.respond(Deed::PanicInBody);
+            Ending::BodyPanics => {
+                let mut body = self.respond(Behaviour::PanicInBody);
                 quietly(|| frame(&mut body).is_ready());
             }
-            Act::Fails => {
-                assert_ready_err!(self.call(Deed::Fail).poll());
+            Ending::Fails => {
+                assert_ready_err!(self.call(Behaviour::Fail).poll());
             }
-            Act::Panics => quietly(|| self.call(Deed::Panic).poll().is_ready()),
-            Act::PanicsInCall => quietly(|| self.call(Deed::PanicAtOnce)),
-            Act::DroppedRunning => {
-                assert_pending!(self.call(Deed::Stay).poll());
+            Ending::Panics => quietly(|| self.call(Behaviour::Panic).poll().is_ready()),
+            Ending::PanicsInCall => quietly(|| self.call(Behaviour::PanicAtOnce)),
+            Ending::DroppedRunning => {
+                assert_pending!(self.call(Behaviour::Stay).poll());
             }
-            Act::DroppedBeforeItsPoll => drop(self.call(Deed::Stay)),
-            _ => self.play_full(act).await,
+            Ending::DroppedBeforeItsPoll => drop(self.call(Behaviour::Stay)),
+            _ => self.end_on_a_full_tenant(ending).await,
         }
     }
 
     /// What happens while another request fills the tenant.
-    async fn play_full(&self, act: Act) {
+    async fn end_on_a_full_tenant(&self, ending: Ending) {
         let held = self.limiter.try_acquire("acme").unwrap();
-        match act {
-            Act::Rejected => {
-                let _queued = self.queue(Deed::Stay);
-                assert!(self.call(Deed::Stay).poll().is_ready());
+        match ending {
+            Ending::Rejected => {
+                let _queued = self.queue(Behaviour::Stay);
+                assert!(self.call(Behaviour::Stay).poll().is_ready());
             }
-            Act::WaitExpires => {
-                let mut queued = self.queue(Deed::Stay);
+            Ending::WaitExpires => {
+                let mut queued = self.queue(Behaviour::Stay);
                 advance(Duration::from_millis(20)).await;
                 assert!(queued.poll().is_ready());
             }
-            Act::PausedWhileQueued => {
-                let mut queued = self.queue(Deed::Stay);
+            Ending::PausedWhileQueued => {
+                let mut queued = self.queue(Behaviour::Stay);
                 self.limiter.set_limit("acme", 0);
                 assert!(queued.poll().is_ready());
                 self.limiter.clear_limit("acme");
             }
-            Act::DroppedWhileQueued => drop(self.queue(Deed::Stay)),
-            Act::DroppedBeforeItQueues => drop(self.call(Deed::Stay)),
-            Act::DroppedWithItsGrant => {
-                let queued = self.queue(Deed::Stay);
+            Ending::DroppedWhileQueued => drop(self.queue(Behaviour::Stay)),
+            Ending::DroppedBeforeItQueues => drop(self.call(Behaviour::Stay)),
+            Ending::DroppedWithItsGrant => {
+                let queued = self.queue(Behaviour::Stay);
                 drop(held);
                 return drop(queued);
             }
             _ => {
-                let mut queued = self.queue(Deed::RespondEmpty);
+                let mut queued = self.queue(Behaviour::RespondEmpty);
                 drop(held);
                 assert_ready_ok!(queued.poll());
                 return;
@@ -467,22 +407,22 @@ fn shuffled(count: usize) -> Vec<usize> {
     numbers
 }
 
-/// Plays 1,000 mixed acts, and compares what was told with what has happened after each.
-async fn play_all<F, B>(
+/// Ends 1,000 requests in all ways, and compares the events after each with those that are due.
+async fn check_all_endings<F, B>(
     layer: TenantConcurrencyLayer<String, FromHeader, F>,
     log: &Log<String>,
     holds_body: bool,
 ) where
-    F: Mode<Request<Deed>, Response<Payload>, &'static str, Response = Response<B>>,
+    F: Mode<Request<Behaviour>, Response<Payload>, &'static str, Response = Response<B>>,
     F::Error: Debug,
     B: Body + Debug,
 {
     let limiter = layer.limiter().clone();
-    let stage = Stage {
+    let harness = Harness {
         service: layer.layer(inner()),
         limiter: limiter.clone(),
     };
-    let mut sums = Sums::default();
+    let mut counts = EventCounts::default();
     let mut requests = 1;
     drop(limiter.try_acquire("acme"));
     let first = log.take();
@@ -490,47 +430,47 @@ async fn play_all<F, B>(
         first,
         [Tracked, Admitted(false), Released(Outcome::Completed)]
     );
-    sums.add(first);
+    counts.add(first);
     for number in shuffled(1_000) {
-        let act = ACTS[number % ACTS.len()];
-        stage.play(act).await;
-        stage.assert_idle();
-        let told = log.take();
-        assert_eq!(told, act.told(holds_body), "{act:?}");
-        sums.add(told);
-        requests += act.requests();
+        let ending = ENDINGS[number % ENDINGS.len()];
+        harness.end(ending).await;
+        harness.assert_idle();
+        let observed = log.take();
+        assert_eq!(observed, ending.expected(holds_body), "{ending:?}");
+        counts.add(observed);
+        requests += ending.requests();
     }
-    sums.assert_balanced(requests);
-    probe(&limiter, "acme".to_owned(), 1, 1);
-    forget_all(&limiter);
-    sums.add(log.take());
+    counts.assert_balanced(requests);
+    assert_available(&limiter, "acme".to_owned(), 1, 1);
+    evict_all(&limiter);
+    counts.add(log.take());
     assert_eq!(
-        (sums.of(|t| t == Tracked), sums.of(|t| t == Evicted)),
+        (counts.of(|t| t == Tracked), counts.of(|t| t == Evicted)),
         (1, 1)
     );
 }
 
 // OB1
 #[tokio::test(start_paused = true)]
-async fn every_ending_is_told_once_with_rejections_as_errors() {
+async fn every_outcome_is_observed_once_with_rejections_as_errors() {
     let log = Log::new();
     for layer in layers(|| Box::new(log.clone())) {
-        play_all(layer, &log, false).await;
+        check_all_endings(layer, &log, false).await;
     }
     for layer in layers(|| Box::new(log.clone())) {
-        play_all(layer.hold_body(), &log, true).await;
+        check_all_endings(layer.hold_body(), &log, true).await;
     }
 }
 
 // OB1
 #[tokio::test(start_paused = true)]
-async fn every_ending_is_told_once_with_rejections_as_responses() {
+async fn every_outcome_is_observed_once_with_rejections_as_responses() {
     let log = Log::new();
     for layer in layers(|| Box::new(log.clone())) {
-        play_all(layer.http(), &log, true).await;
+        check_all_endings(layer.http(), &log, true).await;
     }
     for layer in layers(|| Box::new(log.clone())) {
-        play_all(layer.http().hold(Hold::Head), &log, false).await;
+        check_all_endings(layer.http().hold(Hold::Head), &log, false).await;
     }
 }
 
@@ -547,7 +487,7 @@ fn builder(limit: usize, queue: usize, log: &Log<Tenant>) -> TenantLimiterBuilde
         .observer(log.clone())
 }
 
-/// A request of a limiter without a layer, from its arrival in the line.
+/// A request of a limiter without a layer, from its arrival in the queue.
 fn wait(limiter: &Limiter, tenant: Tenant) -> Waiting {
     let limiter = limiter.clone();
     let mut request: Spawn<Pin<Box<dyn Future<Output = _> + Send>>> =
@@ -558,7 +498,7 @@ fn wait(limiter: &Limiter, tenant: Tenant) -> Waiting {
 
 // OB1
 #[tokio::test(start_paused = true)]
-async fn a_limiter_without_a_layer_tells_every_ending_too() {
+async fn a_limiter_without_a_layer_reports_every_outcome_too() {
     let log = Log::new();
     let limiter = builder(1, 2, &log).max_tenants(1).build();
     let done = Released(Outcome::Completed);
@@ -600,7 +540,7 @@ async fn a_limiter_without_a_layer_tells_every_ending_too() {
         [Queued, Queued, done, Cancelled, Admitted(true), done]
     );
 
-    probe(&limiter, "T", 1, 2);
+    assert_available(&limiter, "T", 1, 2);
     log.take();
     let held = limiter.try_acquire(&"T").unwrap();
     let mut closed = wait(&limiter, "T");
@@ -627,7 +567,7 @@ async fn a_limiter_without_a_layer_tells_every_ending_too() {
 
 // OB1
 #[tokio::test(start_paused = true)]
-async fn a_waiter_whose_place_another_tenant_takes_is_told_as_rejected() {
+async fn a_waiter_that_another_tenant_displaces_is_observed_as_rejected() {
     let log = Log::new();
     let limiter = builder(2, 4, &log)
         .capacity(Capacity::new(1).queue(2))
@@ -638,8 +578,8 @@ async fn a_waiter_whose_place_another_tenant_takes_is_told_as_rejected() {
     log.take();
     let other = wait(&limiter, "U");
     assert_ready_err!(displaced.poll());
-    let crowded = |waited| Rejected(RejectReason::CapacityQueueFull, waited);
-    assert_eq!(log.take(), [Tracked, Queued, crowded(true)]);
+    let queue_full = |waited| Rejected(RejectReason::CapacityQueueFull, waited);
+    assert_eq!(log.take(), [Tracked, Queued, queue_full(true)]);
 
     // One that is dropped before it has heard of it has left by itself.
     drop(other);
@@ -652,7 +592,7 @@ async fn a_waiter_whose_place_another_tenant_takes_is_told_as_rejected() {
     let shed = limiter.clone().overflow(Overflow::reject());
     assert!(shed.try_acquire(&"W").is_err());
     let at_capacity = Rejected(RejectReason::AtCapacity, false);
-    assert_eq!(log.take(), [crowded(false), Tracked, at_capacity]);
+    assert_eq!(log.take(), [queue_full(false), Tracked, at_capacity]);
 
     drop(held);
     drop(assert_ready_ok!(first.poll()));
@@ -661,7 +601,7 @@ async fn a_waiter_whose_place_another_tenant_takes_is_told_as_rejected() {
     let admitted = Admitted(true);
     assert_eq!(log.take(), [done, admitted, done, admitted, done]);
     assert_eq!(limiter.capacity_stats().unwrap().in_flight, 0);
-    forget_all(&limiter);
+    evict_all(&limiter);
     assert_eq!(log.take(), [Evicted; 4]);
 }
 
@@ -670,9 +610,9 @@ async fn a_waiter_whose_place_another_tenant_takes_is_told_as_rejected() {
 async fn a_connection_that_is_closed_cancels_its_request_or_its_body() {
     for version in VERSIONS {
         let log = Log::new();
-        let gate = Gate::shut();
+        let inner = BusyService::new();
         let layer = TenantConcurrencyLayer::with_limiter(limiter(1, 1, &log), tenant_in).http();
-        let works = gate.clone();
+        let works = inner.clone();
         let work = move || works.clone().oneshot("T").map(Result::unwrap);
         let events = || async {
             let tick = stream::once(async { Ok::<_, Infallible>(Bytes::from("tick")) });
@@ -686,7 +626,7 @@ async fn a_connection_that_is_closed_cancels_its_request_or_its_body() {
         let cancelled = [Admitted(false), Released(Outcome::Cancelled)];
 
         let running = tokio::spawn(wire::get(addr, version, "/work", "T"));
-        until(|| gate.running("T") == 1).await;
+        until(|| inner.running("T") == 1).await;
         assert_eq!(log.take(), [Tracked, Admitted(false)]);
         let queued = tokio::spawn(wire::get(addr, version, "/work", "T"));
         until(|| layer.limiter().waiting("T") == 1).await;
@@ -703,11 +643,11 @@ async fn a_connection_that_is_closed_cancels_its_request_or_its_body() {
         until(idle).await;
         assert_eq!(log.take(), cancelled);
 
-        gate.let_out(1);
+        inner.finish(1);
         assert_eq!(wire::get(addr, version, "/work", "T").await.body, "T");
         until(idle).await;
         assert_eq!(log.take(), [Admitted(false), Released(Outcome::Completed)]);
-        probe(layer.limiter(), "T", 1, 1);
+        assert_available(layer.limiter(), "T", 1, 1);
     }
 }
 
@@ -745,12 +685,12 @@ fn a_service_that_fails_to_be_ready_after_a_wait_has_failed() {
     log.take();
     assert_ready_err!(waiting.poll());
     assert_eq!(log.take(), [Admitted(true), Released(Outcome::Failed)]);
-    probe(&limiter, "T", 1, 1);
+    assert_available(&limiter, "T", 1, 1);
 }
 
 // OB1
 #[tokio::test(start_paused = true)]
-async fn waits_and_holds_are_told_to_the_nanosecond() {
+async fn waits_and_holds_are_measured_to_the_nanosecond() {
     for capacity in [false, true] {
         let mut log = Log::new();
         log.times_holds = true;
@@ -771,7 +711,7 @@ async fn waits_and_holds_are_told_to_the_nanosecond() {
         advance(Duration::from_millis(5_001) - nanos(1_000)).await;
         assert_ready_err!(expires.poll());
         drop(held);
-        // It runs from when it knows, not from when the slot came free.
+        // It runs from when it knows, not from when the permit was released.
         advance(nanos(7)).await;
         let permit = assert_ready_ok!(admitted.poll());
         advance(nanos(400_000)).await;
@@ -793,8 +733,8 @@ async fn waits_and_holds_are_told_to_the_nanosecond() {
                 ("Released", since(400_000)),
             ]
         );
-        probe(&limiter, "T", 1, 3);
-        forget_all(&limiter);
+        assert_available(&limiter, "T", 1, 3);
+        evict_all(&limiter);
     }
 }
 
@@ -826,18 +766,18 @@ async fn holds_are_timed_only_if_asked_for() {
 
 // OB1
 #[test]
-fn a_tenant_is_named_and_who_names_none_is_not() {
+fn the_tenant_of_a_request_is_observed_if_it_has_one() {
     let log = Log::new();
-    let nobody = |tenant: &Tenant| (*tenant != "nobody").then_some(*tenant);
+    let anonymous = |tenant: &Tenant| (*tenant != "anonymous").then_some(*tenant);
     let of = |missing| {
-        TenantConcurrencyLayer::with_limiter(limiter(1, 0, &log), nobody).missing(missing)
+        TenantConcurrencyLayer::with_limiter(limiter(1, 0, &log), anonymous).missing(missing)
     };
     let ask = |missing| {
         let layer = of(missing);
-        let service = layer.layer(Gate::shut());
-        let mut running = call(&service, "nobody");
+        let service = layer.layer(BusyService::new());
+        let mut running = call(&service, "anonymous");
         let first = running.poll().is_ready();
-        drop(call(&service, "nobody").poll());
+        drop(call(&service, "anonymous").poll());
         drop(running);
         first
     };
@@ -863,7 +803,7 @@ fn a_tenant_is_named_and_who_names_none_is_not() {
         let _held = limiter.try_acquire(&tenant).unwrap();
         assert!(limiter.try_acquire(&tenant).is_err());
     }
-    forget_all(&limiter);
+    evict_all(&limiter);
     let mut tenants = log.take_tenants();
     // The last two are evicted in no order.
     tenants[8..].sort_unstable();
@@ -875,13 +815,13 @@ fn a_tenant_is_named_and_who_names_none_is_not() {
 #[test]
 fn tracked_less_evicted_is_how_many_are_tracked() {
     let counts = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
-    let told = Arc::clone(&counts);
+    let observed = Arc::clone(&counts);
     let limiter = TenantLimiter::<usize>::builder(1)
         .evictor(manual(Duration::ZERO))
         .max_tenants(100)
         .observer(move |_: Option<&usize>, event| match event {
-            Event::Tracked => drop(told[0].fetch_add(1, Ordering::SeqCst)),
-            Event::Evicted => drop(told[1].fetch_add(1, Ordering::SeqCst)),
+            Event::Tracked => drop(observed[0].fetch_add(1, Ordering::SeqCst)),
+            Event::Evicted => drop(observed[1].fetch_add(1, Ordering::SeqCst)),
             _ => {}
         })
         .build();
@@ -892,7 +832,7 @@ fn tracked_less_evicted_is_how_many_are_tracked() {
     };
     let mut held = Vec::new();
     for number in shuffled(3_000) {
-        // Idle ones make room; when there are none left, newcomers are rejected.
+        // Idle ones make room; when there are none left, new tenants are rejected.
         held.extend(
             limiter
                 .try_acquire(&number)
@@ -909,34 +849,34 @@ fn tracked_less_evicted_is_how_many_are_tracked() {
     }
     assert!(assert_counted() > 100);
     drop(held);
-    forget_all(&limiter);
+    evict_all(&limiter);
     assert_counted();
 }
 
 /// Panics at each event, after it has counted it.
 #[derive(Clone, Debug, Default)]
-struct Panics(Arc<Mutex<Sums>>);
+struct Panics(Arc<Mutex<EventCounts>>);
 
 impl<K> Observer<K> for Panics {
     fn observe(&self, _: Option<&K>, event: Event) {
-        let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        sums.add([event.into()]);
-        drop(sums);
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.add([event.into()]);
+        drop(counts);
         panic_quietly();
     }
 }
 
 impl Panics {
-    fn assert_each_kind_was_told(&self) {
-        let sums = self.0.lock().unwrap();
-        let kinds = sums.0.keys().map(std::mem::discriminant);
+    fn assert_each_kind_was_observed(&self) {
+        let counts = self.0.lock().unwrap();
+        let kinds = counts.0.keys().map(std::mem::discriminant);
         assert_eq!(kinds.collect::<std::collections::HashSet<_>>().len(), 8);
     }
 }
 
 // OB1
 #[tokio::test(start_paused = true)]
-async fn an_observer_that_panics_harms_nobody() {
+async fn an_observer_that_panics_harms_no_request() {
     let (log, panics) = (Log::new(), Panics::default());
     let pairs: [Pair; 2] = [
         |log, panics| Box::new((panics, log)),
@@ -944,9 +884,9 @@ async fn an_observer_that_panics_harms_nobody() {
     ];
     for pair in pairs {
         for layer in layers(|| pair(log.clone(), panics.clone())) {
-            play_all(layer.http(), &log, true).await;
+            check_all_endings(layer.http(), &log, true).await;
         }
-        panics.assert_each_kind_was_told();
+        panics.assert_each_kind_was_observed();
         panics.0.lock().unwrap().0.clear();
     }
 }
@@ -984,7 +924,7 @@ impl Observer<String> for Reenters {
 // OB1
 #[test]
 fn an_observer_may_use_the_limiter() {
-    watched(|| {
+    run_with_timeout(|| {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .start_paused(true)
@@ -996,29 +936,32 @@ fn an_observer_may_use_the_limiter() {
                 let limiter = layer.limiter().clone();
                 *reenters.limiter.lock().unwrap() = Some(limiter.clone());
                 let before = reenters.times.load(Ordering::SeqCst);
-                let stage = Stage {
+                let harness = Harness {
                     service: layer.http().layer(inner()),
                     limiter: limiter.clone(),
                 };
-                for act in ACTS {
-                    stage.play(act).await;
-                    stage.assert_idle();
+                for ending in ENDINGS {
+                    harness.end(ending).await;
+                    harness.assert_idle();
                 }
-                let told: usize = ACTS.iter().map(|act| act.told(true).len()).sum();
-                assert!(reenters.times.load(Ordering::SeqCst) - before > told);
-                forget_idle(&limiter);
+                let observed: usize = ENDINGS
+                    .iter()
+                    .map(|ending| ending.expected(true).len())
+                    .sum();
+                assert!(reenters.times.load(Ordering::SeqCst) - before > observed);
+                evict_idle_now(&limiter);
                 assert_eq!(limiter.tracked(), 1, "the observer has come back at once");
                 *reenters.limiter.lock().unwrap() = None;
-                probe(&limiter, "acme".to_owned(), 1, 1);
-                forget_all(&limiter);
+                assert_available(&limiter, "acme".to_owned(), 1, 1);
+                evict_all(&limiter);
             }
         });
     });
 }
 
 #[test]
-fn an_observer_may_use_the_limiter_while_a_waiter_loses_its_place() {
-    watched(|| {
+fn an_observer_may_use_the_limiter_while_a_waiter_is_displaced() {
+    run_with_timeout(|| {
         let slot = Arc::new(Mutex::new(None::<Limiter>));
         let uses = Arc::clone(&slot);
         let limiter = TenantLimiter::builder(2)
@@ -1052,10 +995,10 @@ fn an_observer_may_use_the_limiter_while_a_waiter_loses_its_place() {
 #[test]
 fn the_sums_of_many_threads_balance() {
     for capacity in [false, true] {
-        let sums = Panics::default();
+        let counts = Panics::default();
         let limiter = TenantLimiter::builder(2)
             .overflow(Overflow::queue(2).max_wait(Duration::MAX))
-            .observer((sums.clone(), ()));
+            .observer((counts.clone(), ()));
         let limiter: Limiter = match capacity {
             true => limiter.capacity(Capacity::new(3).queue(2)).build(),
             false => limiter.build(),
@@ -1078,7 +1021,11 @@ fn the_sums_of_many_threads_balance() {
                 });
             }
         });
-        sums.0.lock().unwrap().assert_balanced(arrived.into_inner());
+        counts
+            .0
+            .lock()
+            .unwrap()
+            .assert_balanced(arrived.into_inner());
         for tenant in ["A", "B", "T"] {
             assert_eq!(limiter.in_flight(tenant) + limiter.waiting(tenant), 0);
         }
@@ -1087,12 +1034,12 @@ fn the_sums_of_many_threads_balance() {
 
 // OB1
 #[test]
-fn a_tenant_that_somebody_else_brings_meanwhile_is_told_once() {
+fn a_tenant_that_another_thread_tracks_meanwhile_is_observed_once() {
     let log = Log::new();
     let rival = Arc::new(Mutex::new(None::<Limiter>));
     let slot = Arc::clone(&rival);
     let limits = Limits::from_fn(move |tenant: &Tenant| {
-        // While the newcomer asks for its limit.
+        // While the new tenant asks for its limit.
         let rival = slot.lock().unwrap().take();
         if let Some(limiter) = rival {
             drop(limiter.try_acquire(tenant));
@@ -1105,12 +1052,12 @@ fn a_tenant_that_somebody_else_brings_meanwhile_is_told_once() {
     let done = Released(Outcome::Completed);
     let [tracked, admitted] = [Tracked, Admitted(false)];
     assert_eq!(log.take(), [tracked, admitted, done, admitted, done]);
-    forget_all(&limiter);
+    evict_all(&limiter);
     assert_eq!(log.take(), [Evicted]);
 }
 
 #[test]
-fn to_be_observed_by_nobody_is_not_to_be_observed() {
+fn a_unit_observer_is_replaced_by_the_next_one() {
     let log = Log::new();
     let limiter = TenantLimiter::<Tenant>::builder(1)
         .observer(())

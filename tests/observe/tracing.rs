@@ -1,4 +1,4 @@
-//! What `tracing` is told of rejections and waits.
+//! The `tracing` events and fields of rejections and waits.
 
 use std::{
     io,
@@ -65,15 +65,15 @@ fn builder(trace: Trace<String>) -> TenantLimiterBuilder<String> {
 
 // OB5
 #[test]
-fn a_rejection_is_told_at_debug_with_its_figures_and_without_its_tenant() {
+fn a_rejection_is_reported_at_debug_with_its_figures_and_without_its_tenant() {
     let lines = Lines::default();
     lines.of(Level::DEBUG, || {
         let limiter = limiter(Trace::new());
         let _held = limiter.try_acquire("acme").unwrap();
         assert!(limiter.try_acquire("acme").is_err());
     });
-    let told = lines.take();
-    assert_eq!(told.lines().count(), 1, "{told}");
+    let written = lines.take();
+    assert_eq!(written.lines().count(), 1, "{written}");
     for part in [
         "DEBUG tower_tenant: request rejected",
         "reason=\"at_limit\"",
@@ -82,13 +82,13 @@ fn a_rejection_is_told_at_debug_with_its_figures_and_without_its_tenant() {
         "waiting=0",
         "retry_after=1",
     ] {
-        assert!(told.contains(part), "no {part} in {told}");
+        assert!(written.contains(part), "no {part} in {written}");
     }
-    assert!(!told.contains("acme"), "{told}");
+    assert!(!written.contains("acme"), "{written}");
 }
 
 #[test]
-fn the_tenant_is_told_by_choice() {
+fn the_tenant_is_reported_by_choice() {
     let lines = Lines::default();
     lines.of(Level::TRACE, || {
         let limiter = limiter(Trace::new().tenant(|tenant: &String| format!("<{tenant}>")));
@@ -97,12 +97,12 @@ fn the_tenant_is_told_by_choice() {
         drop(held);
         limiter.evict_idle();
     });
-    let told = lines.take();
-    assert_eq!(told.lines().count(), 2, "{told}");
-    assert_eq!(told.matches("tenant=\"<acme>\"").count(), 2, "{told}");
+    let written = lines.take();
+    assert_eq!(written.lines().count(), 2, "{written}");
+    assert_eq!(written.matches("tenant=\"<acme>\"").count(), 2, "{written}");
     assert!(
-        told.contains("TRACE tower_tenant: tenant evicted"),
-        "{told}"
+        written.contains("TRACE tower_tenant: tenant evicted"),
+        "{written}"
     );
 }
 
@@ -122,8 +122,11 @@ async fn a_wait_is_recorded_on_the_current_span() {
         drop(held);
         drop(assert_ready_ok!(waiting.poll()));
     });
-    let told = lines.take();
-    assert!(told.contains("request{queue_wait_ms=250.0}"), "{told}");
+    let written = lines.take();
+    assert!(
+        written.contains("request{queue_wait_ms=250.0}"),
+        "{written}"
+    );
     lines.of(Level::DEBUG, || drop(dropped));
     assert!(
         lines
@@ -134,7 +137,7 @@ async fn a_wait_is_recorded_on_the_current_span() {
 
 // OB3
 #[test]
-fn a_flood_writes_no_line_at_the_usual_level() {
+fn a_flood_writes_no_event_at_the_usual_level() {
     let lines = Lines::default();
     lines.of(Level::INFO, || {
         let limiter = limiter(Trace::new());
@@ -168,7 +171,7 @@ fn an_evictor_that_cannot_run_is_a_warning() {
 }
 
 #[test]
-fn changes_of_limits_are_told_at_the_usual_level() {
+fn changes_of_limits_are_reported_at_the_usual_level() {
     let lines = Lines::default();
     lines.of(Level::INFO, || {
         let trace = Trace::new().tenant(|tenant: &String| tenant.clone());
@@ -177,10 +180,10 @@ fn changes_of_limits_are_told_at_the_usual_level() {
         limiter.set_default_limit(3);
         limiter.set_capacity(9);
     });
-    let told = lines.take();
-    let told: Vec<_> = told.lines().map(str::trim_start).collect();
+    let written = lines.take();
+    let written: Vec<_> = written.lines().map(str::trim_start).collect();
     assert_eq!(
-        told,
+        written,
         [
             "INFO tower_tenant: limit changed tenant=\"acme\" limit=2",
             "INFO tower_tenant: limit changed limit=3",

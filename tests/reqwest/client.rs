@@ -16,7 +16,7 @@ use tower_tenant::{
 
 use crate::{
     receiver::Receiver,
-    support::{Gate, Tenant, probe, soon, until, wind_up},
+    support::{BusyService, Tenant, assert_all_released, assert_available, until, with_timeout},
     wire::{VERSIONS, Version},
 };
 
@@ -58,7 +58,7 @@ async fn send<S>(service: &S, req: Request) -> Result<Response, S::Error>
 where
     S: Service<Request, Response = Response> + Clone,
 {
-    soon(service.clone().oneshot(req)).await
+    with_timeout(service.clone().oneshot(req)).await
 }
 
 async fn exchange<S>(service: S, req: Request) -> Result<StatusCode, BoxError>
@@ -67,7 +67,7 @@ where
 {
     let response = send(&service, req).await.map_err(Into::into)?;
     let status = response.status();
-    soon(response.bytes()).await?;
+    with_timeout(response.bytes()).await?;
     Ok(status)
 }
 
@@ -78,7 +78,7 @@ async fn seen(response: Response) -> (String, Option<u64>, Vec<u8>) {
     let mark = response.extensions().get::<Tenant>().copied();
     let (status, mut headers) = (response.status(), response.headers().clone());
     headers.remove("date");
-    let body = soon(response.bytes()).await.unwrap();
+    let body = with_timeout(response.bytes()).await.unwrap();
     let head = format!("{status} {version:?} {url} {addr:?} {mark:?} {headers:?}");
     (head, length, body.into())
 }
@@ -87,7 +87,7 @@ async fn seen(response: Response) -> (String, Option<u64>, Vec<u8>) {
 #[tokio::test]
 async fn a_response_is_the_same_with_and_without_the_layer() {
     for version in VERSIONS {
-        let (receiver, layer) = (Receiver::start(Gate::open()).await, shedding(1));
+        let (receiver, layer) = (Receiver::start(BusyService::quick()).await, shedding(1));
         let marked = ServiceBuilder::new()
             .map_response(|mut response: Response| {
                 response.extensions_mut().insert::<Tenant>("mark");
@@ -117,21 +117,21 @@ async fn a_response_is_the_same_with_and_without_the_layer() {
                 assert_eq!(with.1, length, "{path}");
             }
         }
-        wind_up(layer.limiter(), "T", 1, 0);
+        assert_all_released(layer.limiter(), "T", 1, 0);
     }
 }
 
 // LT5
 #[tokio::test]
 async fn trailers_of_the_receiver_arrive() {
-    let (receiver, layer) = (Receiver::start(Gate::open()).await, shedding(1));
+    let (receiver, layer) = (Receiver::start(BusyService::quick()).await, shedding(1));
     let service = layer.layer(client(Version::Http2));
     let response = send(&service, request(&receiver, "/trailers", "T")).await;
     let response: http::Response<reqwest::Body> = response.unwrap().into();
-    let body = soon(response.into_body().collect()).await.unwrap();
+    let body = with_timeout(response.into_body().collect()).await.unwrap();
     assert_eq!(body.trailers().unwrap()["grpc-status"], "7");
     assert_eq!(body.to_bytes(), "data");
-    wind_up(layer.limiter(), "T", 1, 0);
+    assert_all_released(layer.limiter(), "T", 1, 0);
 }
 
 /// How a caller may be done with a response of which half has come.
@@ -144,17 +144,20 @@ enum Outcome {
 
 // LT1
 #[tokio::test]
-async fn a_body_keeps_the_slot_until_it_ends_fails_or_is_dropped() {
+async fn a_body_holds_the_permit_until_it_ends_fails_or_is_dropped() {
     for version in VERSIONS {
         for outcome in [Outcome::ReadToTheEnd, Outcome::Broken, Outcome::Dropped] {
-            let (receiver, layer) = (Receiver::start(Gate::shut()).await, shedding(1));
+            let (receiver, layer) = (Receiver::start(BusyService::new()).await, shedding(1));
             let service = layer.layer(client(version));
             let path = match outcome {
                 Outcome::Broken => "/broken",
                 Outcome::ReadToTheEnd | Outcome::Dropped => "/stream",
             };
             let mut response = send(&service, request(&receiver, path, "T")).await.unwrap();
-            assert_eq!(soon(response.chunk()).await.unwrap().unwrap(), "head");
+            assert_eq!(
+                with_timeout(response.chunk()).await.unwrap().unwrap(),
+                "head"
+            );
             for _ in 0..4 {
                 let rejected = send(&service, request(&receiver, "/work", "T")).await;
                 assert_eq!(reason(rejected), RejectReason::AtLimit);
@@ -162,82 +165,87 @@ async fn a_body_keeps_the_slot_until_it_ends_fails_or_is_dropped() {
             match outcome {
                 Outcome::Dropped => drop(response),
                 Outcome::ReadToTheEnd => {
-                    receiver.gate.let_out(1);
+                    receiver.service.finish(1);
                     let mut rest = Vec::new();
-                    while let Some(chunk) = soon(response.chunk()).await.unwrap() {
+                    while let Some(chunk) = with_timeout(response.chunk()).await.unwrap() {
                         rest.extend(chunk);
                     }
                     assert_eq!(rest, b"tail");
-                    probe(layer.limiter(), "T", 1, 0);
+                    assert_available(layer.limiter(), "T", 1, 0);
                 }
                 Outcome::Broken => {
-                    receiver.gate.let_out(1);
-                    assert!(soon(response.chunk()).await.unwrap_err().is_decode());
-                    probe(layer.limiter(), "T", 1, 0);
+                    receiver.service.finish(1);
+                    assert!(
+                        with_timeout(response.chunk())
+                            .await
+                            .unwrap_err()
+                            .is_decode()
+                    );
+                    assert_available(layer.limiter(), "T", 1, 0);
                 }
             }
-            wind_up(layer.limiter(), "T", 1, 0);
-            receiver.gate.let_out(2);
+            assert_all_released(layer.limiter(), "T", 1, 0);
+            receiver.service.finish(2);
             let next = exchange(service, request(&receiver, "/work", "T")).await;
             assert_eq!(next.unwrap(), StatusCode::OK);
-            assert_eq!(receiver.gate.calls("T"), 2);
+            assert_eq!(receiver.service.calls("T"), 2);
         }
     }
 }
 
 // CA3
 #[tokio::test]
-async fn a_call_that_is_dropped_before_the_head_gives_its_slot_or_its_place_back() {
+async fn a_call_that_is_dropped_before_the_head_releases_its_permit_or_its_place() {
     for version in VERSIONS {
-        let (receiver, layer) = (Receiver::start(Gate::shut()).await, queueing(1, 1));
+        let (receiver, layer) = (Receiver::start(BusyService::new()).await, queueing(1, 1));
         let service = layer.layer(client(version));
         let mut calls = JoinSet::new();
         for _ in 0..2 {
             calls.spawn(exchange(service.clone(), request(&receiver, "/work", "T")));
         }
-        until(|| receiver.gate.running("T") == 1 && layer.limiter().waiting("T") == 1).await;
-        soon(calls.shutdown()).await;
-        wind_up(layer.limiter(), "T", 1, 1);
+        until(|| receiver.service.running("T") == 1 && layer.limiter().waiting("T") == 1).await;
+        with_timeout(calls.shutdown()).await;
+        assert_all_released(layer.limiter(), "T", 1, 1);
         // Cut off, not finished: the one that waited was never sent.
-        assert_eq!(receiver.gate.calls("T"), 1);
+        assert_eq!(receiver.service.calls("T"), 1);
     }
 }
 
 // LT12
 #[tokio::test]
-async fn a_body_of_known_length_frees_the_slot_with_its_last_byte() {
+async fn a_body_of_known_length_releases_the_permit_with_its_last_byte() {
     for version in VERSIONS {
-        let (receiver, layer) = (Receiver::start(Gate::open()).await, shedding(1));
+        let (receiver, layer) = (Receiver::start(BusyService::quick()).await, shedding(1));
         let service = layer.layer(client(version));
         let mut response = send(&service, request(&receiver, "/work", "T"))
             .await
             .unwrap();
         assert_eq!(response.content_length(), Some(1));
         assert_eq!(layer.limiter().in_flight("T"), 1);
-        assert_eq!(soon(response.chunk()).await.unwrap().unwrap(), "T");
-        wind_up(layer.limiter(), "T", 1, 0);
+        assert_eq!(with_timeout(response.chunk()).await.unwrap().unwrap(), "T");
+        assert_all_released(layer.limiter(), "T", 1, 0);
         drop(response);
 
         let empty = send(&service, request(&receiver, "/empty", "T"))
             .await
             .unwrap();
-        wind_up(layer.limiter(), "T", 1, 0);
+        assert_all_released(layer.limiter(), "T", 1, 0);
         drop(empty);
     }
 }
 
 // LT1
 #[tokio::test]
-async fn without_hold_body_the_slot_is_free_with_the_head() {
-    let receiver = Receiver::start(Gate::shut()).await;
+async fn without_hold_body_the_permit_is_released_with_the_head() {
+    let receiver = Receiver::start(BusyService::new()).await;
     let layer = TenantConcurrencyLayer::new(1, tenant_of as Extract);
     let service = layer.layer(client(Version::Http1));
     let responses = [(); 3].map(|()| send(&service, request(&receiver, "/stream", "T")));
     for response in responses {
         drop(response.await.unwrap());
-        probe(layer.limiter(), "T", 1, 0);
+        assert_available(layer.limiter(), "T", 1, 0);
     }
-    wind_up(layer.limiter(), "T", 1, 0);
+    assert_all_released(layer.limiter(), "T", 1, 0);
 }
 
 fn reason(result: Result<Response, Error>) -> RejectReason {
@@ -248,9 +256,9 @@ fn reason(result: Result<Response, Error>) -> RejectReason {
 
 // CO3
 #[tokio::test]
-async fn the_kinds_of_rejection_are_told_apart_and_open_no_connection() {
+async fn the_kinds_of_rejection_have_their_reasons_and_open_no_connection() {
     for version in VERSIONS {
-        let (receiver, layer) = (Receiver::start(Gate::open()).await, queueing(1, 0));
+        let (receiver, layer) = (Receiver::start(BusyService::quick()).await, queueing(1, 0));
         let service = layer.layer(client(version));
         let work = || request(&receiver, "/work", "T");
         let held = layer.limiter().try_acquire(&"T").unwrap();
@@ -270,7 +278,7 @@ async fn the_kinds_of_rejection_are_told_apart_and_open_no_connection() {
             RejectReason::MissingTenant
         );
         drop(held);
-        wind_up(layer.limiter(), "T", 1, 0);
+        assert_all_released(layer.limiter(), "T", 1, 0);
         layer.limiter().close();
         assert_eq!(reason(send(&service, work()).await), RejectReason::Closed);
         assert_eq!(receiver.connections(), 0);
@@ -281,7 +289,7 @@ async fn the_kinds_of_rejection_are_told_apart_and_open_no_connection() {
 #[tokio::test]
 async fn errors_and_rejections_of_the_receiver_pass_as_they_are() {
     for version in VERSIONS {
-        let (receiver, layer) = (Receiver::start(Gate::shut()).await, shedding(1));
+        let (receiver, layer) = (Receiver::start(BusyService::new()).await, shedding(1));
         let service = layer.layer(client(version));
         let busy = send(&service, request(&receiver, "/busy", "T"))
             .await
@@ -301,32 +309,35 @@ async fn errors_and_rejections_of_the_receiver_pass_as_they_are() {
         let late = late.downcast_ref::<reqwest::Error>().unwrap();
         assert!(late.is_timeout() && !late.is_body());
         let late = send(&service, timed("/stream")).await.unwrap();
-        assert!(soon(late.bytes()).await.unwrap_err().is_timeout());
-        wind_up(layer.limiter(), "T", 1, 0);
+        assert!(with_timeout(late.bytes()).await.unwrap_err().is_timeout());
+        assert_all_released(layer.limiter(), "T", 1, 0);
     }
 }
 
 // CO5
 #[tokio::test]
-async fn a_breaker_can_tell_our_rejections_from_failures() {
+async fn a_breaker_can_distinguish_our_rejections_from_failures() {
     for version in VERSIONS {
-        let (receiver, layer) = (Receiver::start(Gate::shut()).await, shedding(1));
+        let (receiver, layer) = (Receiver::start(BusyService::new()).await, shedding(1));
         let service = layer.layer(client(version));
         let send = || exchange(service.clone(), request(&receiver, "/work", "T"));
         let mut slow = JoinSet::new();
         slow.spawn(send());
-        until(|| receiver.gate.running("T") == 1).await;
+        until(|| receiver.service.running("T") == 1).await;
         let mut failures = 0;
         for _ in 0..49 {
             let rejected: BoxError = send().await.unwrap_err();
             failures += usize::from(!rejected.is::<Rejected>());
         }
         assert_eq!(failures, 0);
-        receiver.gate.let_out(1);
-        let served = soon(slow.join_next()).await.unwrap().unwrap();
+        receiver.service.finish(1);
+        let served = with_timeout(slow.join_next()).await.unwrap().unwrap();
         assert_eq!(served.unwrap(), StatusCode::OK);
-        assert_eq!((receiver.gate.calls("T"), receiver.connections()), (1, 1));
-        wind_up(layer.limiter(), "T", 1, 0);
+        assert_eq!(
+            (receiver.service.calls("T"), receiver.connections()),
+            (1, 1)
+        );
+        assert_all_released(layer.limiter(), "T", 1, 0);
     }
 }
 
@@ -355,19 +366,19 @@ impl Policy<Request, Response, Error> for Later {
 
 // RT1
 #[tokio::test]
-async fn towers_retry_outside_leaves_the_slot_free_while_it_pauses() {
+async fn towers_retry_outside_holds_no_permit_while_it_pauses() {
     for version in VERSIONS {
-        let (receiver, layer) = (Receiver::start(Gate::open()).await, shedding(1));
+        let (receiver, layer) = (Receiver::start(BusyService::quick()).await, shedding(1));
         let limited: Limited = layer.layer(client(version));
         let retried = ServiceBuilder::new().retry(Later).service(limited.clone());
         let req = request(&receiver, "/flaky", "A");
         let a = tokio::spawn(retried.oneshot(req));
-        until(|| receiver.gate.calls("A") == 1 && layer.limiter().in_flight("A") == 0).await;
+        until(|| receiver.service.calls("A") == 1 && layer.limiter().in_flight("A") == 0).await;
         let other = exchange(limited, request(&receiver, "/work", "A")).await;
         assert_eq!(other.unwrap(), StatusCode::OK);
         assert!(!a.is_finished());
         a.abort();
-        wind_up(layer.limiter(), "A", 1, 0);
+        assert_all_released(layer.limiter(), "A", 1, 0);
     }
 }
 
@@ -384,7 +395,7 @@ where
 // CO2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_requests_share_the_connections_of_the_few_in_flight() {
-    let receiver = Receiver::start(Gate::open()).await;
+    let receiver = Receiver::start(BusyService::quick()).await;
     let layer = queueing(4, 64);
     let service = layer.layer(client(Version::Http1));
     let started = Instant::now();
@@ -393,10 +404,10 @@ async fn ten_thousand_requests_share_the_connections_of_the_few_in_flight() {
         exchanges(service.clone(), receiver.clone(), count)
     });
     tasks.collect::<JoinSet<()>>().join_all().await;
-    let (connections, peak) = (receiver.connections(), receiver.gate.peak("T"));
+    let (connections, peak) = (receiver.connections(), receiver.service.peak("T"));
     println!("{connections} connections, {:?}", started.elapsed());
-    assert_eq!(receiver.gate.calls("T"), 10_000);
+    assert_eq!(receiver.service.calls("T"), 10_000);
     assert_eq!(peak, 4, "at once");
     assert!(connections <= 16, "{connections} connections");
-    wind_up(layer.limiter(), "T", 4, 64);
+    assert_all_released(layer.limiter(), "T", 4, 64);
 }

@@ -32,7 +32,7 @@ use tower_tenant::{
 
 use crate::{
     receiver::Receiver,
-    support::{Gate, Tenant, probe, soon, until, wind_up},
+    support::{BusyService, Tenant, assert_all_released, assert_available, until, with_timeout},
 };
 
 type Limiter = TenantLimiter<Tenant>;
@@ -74,8 +74,8 @@ fn spawn(req: RequestBuilder) -> JoinHandle<Result<String, Error>> {
 }
 
 async fn text(req: RequestBuilder) -> Result<String, Error> {
-    let response = soon(req.send()).await?;
-    Ok(soon(response.text()).await?)
+    let response = with_timeout(req.send()).await?;
+    Ok(with_timeout(response.text()).await?)
 }
 
 fn rejected(error: &Error) -> Rejected {
@@ -132,7 +132,7 @@ const SHORT: Duration = Duration::from_millis(100);
 // CO3
 #[tokio::test]
 async fn a_rejection_is_an_error_that_downcasts_and_nothing_is_sent() {
-    let (receiver, limiter) = (Receiver::start(Gate::open()).await, shedding(1));
+    let (receiver, limiter) = (Receiver::start(BusyService::quick()).await, shedding(1));
     let client = client(&limiter);
     let held = limiter.try_acquire(&"T").unwrap();
     let rejected = text(get(&client, &receiver, "/work", "T")).await;
@@ -144,14 +144,14 @@ async fn a_rejection_is_an_error_that_downcasts_and_nothing_is_sent() {
     assert!(ours.retry_after().unwrap() >= Duration::from_secs(1));
     assert!(format!("{error:#}").contains("too many requests in flight"));
 
-    let nameless = client.get(receiver.url("/work"));
-    assert_eq!(reason(text(nameless).await), RejectReason::MissingTenant);
+    let anonymous = client.get(receiver.url("/work"));
+    assert_eq!(reason(text(anonymous).await), RejectReason::MissingTenant);
     let briefly = Overflow::queue(1).max_wait(Duration::from_millis(1));
     let brief = self::client(&limiter.clone().overflow(briefly));
     let late = text(get(&brief, &receiver, "/work", "T")).await;
     assert_eq!(reason(late), RejectReason::WaitExpired);
     drop(held);
-    wind_up(&limiter, "T", 1, 0);
+    assert_all_released(&limiter, "T", 1, 0);
     limiter.close();
     let closed = text(get(&client, &receiver, "/work", "T")).await;
     assert_eq!(reason(closed), RejectReason::Closed);
@@ -161,14 +161,14 @@ async fn a_rejection_is_an_error_that_downcasts_and_nothing_is_sent() {
 // CO3
 #[tokio::test]
 async fn by_choice_a_rejection_is_a_response() {
-    let (receiver, limiter) = (Receiver::start(Gate::open()).await, shedding(1));
+    let (receiver, limiter) = (Receiver::start(BusyService::quick()).await, shedding(1));
     let client = builder().with(middleware(&limiter).respond()).build();
     let send = |tenant| {
         let req = client.get(receiver.url("/work?x=1"));
         req.header("x-tenant-id", tenant).send()
     };
     let held = limiter.try_acquire(&"T").unwrap();
-    let full = soon(send("T")).await.unwrap();
+    let full = with_timeout(send("T")).await.unwrap();
     assert_eq!(full.url().as_str(), receiver.url("/work?x=1"));
     assert_eq!(full.headers()["retry-after"], "1");
     assert_eq!(full.headers()["content-type"], "application/problem+json");
@@ -181,39 +181,39 @@ async fn by_choice_a_rejection_is_a_response() {
     let problem: serde_json::Value = serde_json::from_str(&body).unwrap();
     assert_eq!(problem["reason"], "at_limit");
 
-    let nameless = soon(send("nobody")).await.unwrap();
-    assert_eq!(nameless.status(), StatusCode::BAD_REQUEST);
-    assert!(!nameless.headers().contains_key("retry-after"));
+    let anonymous = with_timeout(send("anonymous")).await.unwrap();
+    assert_eq!(anonymous.status(), StatusCode::BAD_REQUEST);
+    assert!(!anonymous.headers().contains_key("retry-after"));
     drop(held);
-    let served = soon(send("T")).await.unwrap();
+    let served = with_timeout(send("T")).await.unwrap();
     assert!(served.extensions().get::<Rejected>().is_none());
     assert_eq!(served.text().await.unwrap(), "T");
-    wind_up(&limiter, "T", 1, 0);
+    assert_all_released(&limiter, "T", 1, 0);
     limiter.close();
-    let closed = soon(send("T")).await.unwrap();
+    let closed = with_timeout(send("T")).await.unwrap();
     assert_eq!(closed.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(receiver.gate.calls("T"), 1);
+    assert_eq!(receiver.service.calls("T"), 1);
 }
 
 // CO5
 #[tokio::test]
 async fn rejections_and_errors_of_the_receiver_are_not_marked() {
-    let (receiver, limiter) = (Receiver::start(Gate::open()).await, shedding(1));
+    let (receiver, limiter) = (Receiver::start(BusyService::quick()).await, shedding(1));
     for client in [
         client(&limiter),
         builder().with(middleware(&limiter).respond()).build(),
     ] {
-        let busy = soon(get(&client, &receiver, "/busy", "T").send()).await;
+        let busy = with_timeout(get(&client, &receiver, "/busy", "T").send()).await;
         let busy = busy.unwrap();
         assert_eq!(busy.status(), StatusCode::TOO_MANY_REQUESTS);
         assert!(busy.extensions().get::<Rejected>().is_none());
         drop(busy);
         let gone = client.get("http://127.0.0.1:1/").header("x-tenant-id", "T");
-        let Err(Error::Reqwest(gone)) = soon(gone.send()).await else {
+        let Err(Error::Reqwest(gone)) = with_timeout(gone.send()).await else {
             panic!("not an error of the client");
         };
         assert!(gone.is_connect());
-        wind_up(&limiter, "T", 1, 0);
+        assert_all_released(&limiter, "T", 1, 0);
     }
 }
 
@@ -221,7 +221,7 @@ async fn rejections_and_errors_of_the_receiver_are_not_marked() {
 async fn a_tenant_may_come_from_the_extensions() {
     #[derive(Clone)]
     struct Customer(Tenant);
-    let (receiver, limiter) = (Receiver::start(Gate::open()).await, shedding(1));
+    let (receiver, limiter) = (Receiver::start(BusyService::quick()).await, shedding(1));
     let tenant = |_: &Request, extensions: &Extensions| {
         extensions.get::<Customer>().map(|customer| customer.0)
     };
@@ -232,42 +232,42 @@ async fn a_tenant_may_come_from_the_extensions() {
     assert_eq!(reason(text(send()).await), RejectReason::AtLimit);
     drop(held);
     assert_eq!(text(send()).await.unwrap(), "T");
-    wind_up(&limiter, "B", 1, 0);
+    assert_all_released(&limiter, "B", 1, 0);
 }
 
 // KE4
 #[tokio::test]
 async fn requests_without_a_tenant_pass_or_share_a_limit_by_choice() {
-    let (receiver, limiter) = (Receiver::start(Gate::shut()).await, shedding(1));
+    let (receiver, limiter) = (Receiver::start(BusyService::new()).await, shedding(1));
     let client = |missing| {
         // The receiver wants a tenant, which this middleware does not see.
-        let nobody = |_: &Request, _: &Extensions| None;
-        let middleware = TenantMiddleware::new(limiter.clone(), nobody);
+        let anonymous = |_: &Request, _: &Extensions| None;
+        let middleware = TenantMiddleware::new(limiter.clone(), anonymous);
         builder().with(middleware.missing(missing)).build()
     };
     let bypass = client(MissingTenant::Bypass);
     let passing = [(); 2].map(|()| spawn(get(&bypass, &receiver, "/work", "T")));
-    until(|| receiver.gate.running("T") == 2).await;
+    until(|| receiver.service.running("T") == 2).await;
     assert_eq!(limiter.bypassed(), 2);
 
     limiter.set_anonymous_limit(1);
     let share = client(MissingTenant::Share);
     let first = spawn(get(&share, &receiver, "/work", "T"));
-    until(|| receiver.gate.running("T") == 3).await;
+    until(|| receiver.service.running("T") == 3).await;
     let second = text(get(&share, &receiver, "/work", "T")).await;
     assert_eq!(reason(second), RejectReason::AtLimit);
-    receiver.gate.let_out(3);
+    receiver.service.finish(3);
     for served in passing.into_iter().chain([first]) {
         assert_eq!(served.await.unwrap().unwrap(), "T");
     }
     assert_eq!(limiter.anonymous_stats().in_flight, 0);
-    wind_up(&limiter, "T", 1, 0);
+    assert_all_released(&limiter, "T", 1, 0);
 }
 
 // KE4
 #[tokio::test]
 async fn a_tenant_that_cannot_be_used_is_rejected_though_those_without_one_pass() {
-    let (receiver, limiter) = (Receiver::start(Gate::open()).await, shedding(1));
+    let (receiver, limiter) = (Receiver::start(BusyService::quick()).await, shedding(1));
     let tenant = |req: &Request, _: &Extensions| {
         let name = req.headers().get("x-tenant-id").ok_or(NoTenant::Missing)?;
         let known = ["A", "B", "T"].into_iter().find(|tenant| name == tenant);
@@ -286,85 +286,88 @@ async fn a_tenant_that_cannot_be_used_is_rejected_though_those_without_one_pass(
         text(get(&client, &receiver, "/work", "T")).await.unwrap(),
         "T"
     );
-    wind_up(&limiter, "T", 1, 0);
+    assert_all_released(&limiter, "T", 1, 0);
 }
 
 // CO2
 #[tokio::test]
 async fn the_receiver_never_sees_more_of_a_tenant_than_its_limit() {
-    let (receiver, limiter) = (Receiver::start(Gate::shut()).await, queueing(2, 18));
+    let (receiver, limiter) = (Receiver::start(BusyService::new()).await, queueing(2, 18));
     let client = client(&limiter);
     let sent: Vec<_> = iter::repeat_with(|| ["/work", "/stream"])
         .flatten()
         .take(20)
         .map(|path| spawn(get(&client, &receiver, path, "T")))
         .collect();
-    until(|| receiver.gate.running("T") == 2 && limiter.waiting("T") == 18).await;
+    until(|| receiver.service.running("T") == 2 && limiter.waiting("T") == 18).await;
     for calls in 3..=20 {
-        receiver.gate.let_out(1);
-        until(|| receiver.gate.calls("T") == calls).await;
+        receiver.service.finish(1);
+        until(|| receiver.service.calls("T") == calls).await;
     }
-    receiver.gate.let_out(2);
+    receiver.service.finish(2);
     for served in sent {
         assert!(["T", "headtail"].contains(&&*served.await.unwrap().unwrap()));
     }
-    assert_eq!(receiver.gate.calls("T"), 20);
-    assert_eq!(receiver.gate.peak("T"), 2);
-    wind_up(&limiter, "T", 2, 18);
+    assert_eq!(receiver.service.calls("T"), 20);
+    assert_eq!(receiver.service.peak("T"), 2);
+    assert_all_released(&limiter, "T", 2, 18);
 }
 
 // LT1
 #[tokio::test]
-async fn a_body_keeps_the_slot_until_it_ends_fails_or_is_dropped() {
+async fn a_body_holds_the_permit_until_it_ends_fails_or_is_dropped() {
     for (path, read_on) in [("/stream", true), ("/broken", true), ("/stream", false)] {
-        let (receiver, limiter) = (Receiver::start(Gate::shut()).await, shedding(1));
+        let (receiver, limiter) = (Receiver::start(BusyService::new()).await, shedding(1));
         let client = client(&limiter);
-        let send = || soon(get(&client, &receiver, path, "T").send());
+        let send = || with_timeout(get(&client, &receiver, path, "T").send());
         let mut response = send().await.unwrap();
         assert_eq!(response.url().as_str(), receiver.url(path));
-        assert_eq!(soon(response.chunk()).await.unwrap().unwrap(), "head");
+        assert_eq!(
+            with_timeout(response.chunk()).await.unwrap().unwrap(),
+            "head"
+        );
         assert_eq!(reason(send().await), RejectReason::AtLimit);
         if read_on {
-            receiver.gate.let_out(1);
-            while let Ok(Some(_)) = soon(response.chunk()).await {}
-            probe(&limiter, "T", 1, 0);
+            receiver.service.finish(1);
+            while let Ok(Some(_)) = with_timeout(response.chunk()).await {}
+            assert_available(&limiter, "T", 1, 0);
         }
         drop(response);
-        wind_up(&limiter, "T", 1, 0);
-        assert_eq!(receiver.gate.calls("T"), 1);
+        assert_all_released(&limiter, "T", 1, 0);
+        assert_eq!(receiver.service.calls("T"), 1);
     }
 }
 
 // LT1
 #[tokio::test]
-async fn with_hold_head_bodies_stream_without_a_slot() {
-    let (receiver, limiter) = (Receiver::start(Gate::shut()).await, shedding(1));
+async fn with_hold_head_bodies_stream_without_a_permit() {
+    let (receiver, limiter) = (Receiver::start(BusyService::new()).await, shedding(1));
     let middleware = middleware(&limiter).hold(Hold::Head);
     let client = builder().with(middleware).build();
     let mut streams = Vec::new();
     for _ in 0..3 {
-        let response = soon(get(&client, &receiver, "/stream", "T").send()).await;
+        let response = with_timeout(get(&client, &receiver, "/stream", "T").send()).await;
         streams.push(response.unwrap());
-        probe(&limiter, "T", 1, 0);
+        assert_available(&limiter, "T", 1, 0);
     }
-    assert_eq!(receiver.gate.running("T"), 3);
+    assert_eq!(receiver.service.running("T"), 3);
     let working = spawn(get(&client, &receiver, "/work", "T"));
-    until(|| receiver.gate.running("T") == 4).await;
+    until(|| receiver.service.running("T") == 4).await;
     assert_eq!(limiter.in_flight(&"T"), 1);
     working.abort();
     until(|| limiter.in_flight(&"T") == 0).await;
-    wind_up(&limiter, "T", 1, 0);
+    assert_all_released(&limiter, "T", 1, 0);
 }
 
 #[tokio::test]
-async fn an_observer_is_told_how_each_request_ended() {
+async fn an_observer_sees_the_outcome_of_each_request() {
     for hold in [Hold::Body, Hold::Head] {
-        let receiver = Receiver::start(Gate::shut()).await;
+        let receiver = Receiver::start(BusyService::new()).await;
         let outcomes = Arc::<Mutex<Vec<Outcome>>>::default();
-        let told = Arc::clone(&outcomes);
+        let observed = Arc::clone(&outcomes);
         let observer = move |_: Option<&Tenant>, event: Event| {
             if let Event::Released { outcome, .. } = event {
-                told.lock().unwrap().push(outcome);
+                observed.lock().unwrap().push(outcome);
             }
         };
         let limiter = Limiter::builder(1)
@@ -373,28 +376,28 @@ async fn an_observer_is_told_how_each_request_ended() {
             .build();
         let client = builder().with(middleware(&limiter).hold(hold)).build();
         let first = spawn(get(&client, &receiver, "/work", "T"));
-        until(|| receiver.gate.running("T") == 1).await;
+        until(|| receiver.service.running("T") == 1).await;
         let gone = client.get("http://127.0.0.1:1/").header("x-tenant-id", "T");
         let gone = spawn(gone);
         until(|| limiter.waiting("T") == 1).await;
-        receiver.gate.let_out(1);
+        receiver.service.finish(1);
         assert_eq!(first.await.unwrap().unwrap(), "T");
         assert!(gone.await.unwrap().is_err());
         let held = limiter.try_acquire(&"T").unwrap();
         let dropped = spawn(get(&client, &receiver, "/work", "T"));
         until(|| limiter.waiting("T") == 1).await;
         drop(held);
-        until(|| receiver.gate.running("T") == 1).await;
+        until(|| receiver.service.running("T") == 1).await;
         dropped.abort();
         assert!(dropped.await.unwrap_err().is_cancelled());
         let outcomes = outcomes.lock().unwrap().clone();
         use Outcome::{Cancelled, Completed, Failed};
         assert_eq!(outcomes, [Completed, Failed, Completed, Cancelled]);
-        wind_up(&limiter, "T", 1, 1);
+        assert_all_released(&limiter, "T", 1, 1);
     }
 }
 
-/// Tells whether the slot of "T" was still taken when what runs of a request was dropped.
+/// Notes whether the permit of "T" was still held when what runs of a request was dropped.
 struct Watch {
     limiter: Limiter,
     held: Arc<AtomicBool>,
@@ -429,15 +432,15 @@ impl Middleware for Watched {
 
 // CA3
 #[tokio::test]
-async fn a_request_that_is_dropped_gives_its_slot_or_its_place_back() {
-    let (receiver, limiter) = (Receiver::start(Gate::shut()).await, queueing(1, 1));
+async fn a_request_that_is_dropped_releases_its_permit_or_its_place() {
+    let (receiver, limiter) = (Receiver::start(BusyService::new()).await, queueing(1, 1));
     let held = Arc::<AtomicBool>::default();
     let client = builder()
         .with(middleware(&limiter))
         .with(Watched(limiter.clone(), Arc::clone(&held)))
         .build();
     let running = spawn(get(&client, &receiver, "/work", "T"));
-    until(|| receiver.gate.running("T") == 1).await;
+    until(|| receiver.service.running("T") == 1).await;
     for _ in 0..10 {
         let waiting = spawn(get(&client, &receiver, "/work", "T"));
         until(|| limiter.waiting("T") == 1).await;
@@ -446,15 +449,18 @@ async fn a_request_that_is_dropped_gives_its_slot_or_its_place_back() {
     }
     running.abort();
     assert!(running.await.unwrap_err().is_cancelled());
-    assert!(held.load(SeqCst), "the slot was free before the work ended");
-    wind_up(&limiter, "T", 1, 1);
-    assert_eq!(receiver.gate.calls("T"), 1);
+    assert!(
+        held.load(SeqCst),
+        "the permit was released before the work ended"
+    );
+    assert_all_released(&limiter, "T", 1, 1);
+    assert_eq!(receiver.service.calls("T"), 1);
 }
 
 // RT1
 #[tokio::test]
-async fn above_retry_one_slot_is_held_through_all_attempts_and_pauses() {
-    let (receiver, limiter) = (Receiver::start(Gate::open()).await, queueing(1, 1));
+async fn above_retry_one_permit_is_held_through_all_attempts_and_pauses() {
+    let (receiver, limiter) = (Receiver::start(BusyService::quick()).await, queueing(1, 1));
     let pauses = Pauses::of(SHORT);
     let client = builder()
         .with(middleware(&limiter))
@@ -468,13 +474,13 @@ async fn above_retry_one_slot_is_held_through_all_attempts_and_pauses() {
     assert_eq!(a.await.unwrap().unwrap(), "done");
     let order = ["/flaky", "/flaky", "/flaky", "/flaky", "/work"];
     assert_eq!(receiver.log(), order);
-    assert_eq!((pauses.begun(), receiver.gate.peak("A")), (3, 1));
-    wind_up(&limiter, "A", 1, 1);
+    assert_eq!((pauses.begun(), receiver.service.peak("A")), (3, 1));
+    assert_all_released(&limiter, "A", 1, 1);
 }
 
-/// Whether the slot of a request that pauses before its second attempt is free for another.
+/// Whether the permit of a request that pauses before its second attempt is released.
 async fn free_in_a_pause(hold: Hold, path: &str) -> bool {
-    let (receiver, limiter) = (Receiver::start(Gate::open()).await, shedding(1));
+    let (receiver, limiter) = (Receiver::start(BusyService::quick()).await, shedding(1));
     let pauses = Pauses::of(ENDLESS);
     let client = builder()
         .with(pauses.middleware())
@@ -486,24 +492,24 @@ async fn free_in_a_pause(hold: Hold, path: &str) -> bool {
     assert!(!a.is_finished());
     a.abort();
     assert!(a.await.unwrap_err().is_cancelled());
-    wind_up(&limiter, "A", 1, 0);
+    assert_all_released(&limiter, "A", 1, 0);
     other.is_ok_and(|body| body == "A")
 }
 
 // RT1
 #[tokio::test]
-async fn below_retry_the_slot_is_free_in_a_pause_unless_a_body_holds_it() {
+async fn below_retry_no_permit_is_held_in_a_pause_unless_a_body_holds_it() {
     assert!(free_in_a_pause(Hold::Head, "/flaky").await);
     assert!(free_in_a_pause(Hold::Body, "/flaky?bare").await);
-    // reqwest-retry keeps the failed response, with a body that nobody reads, until it tries again.
+    // reqwest-retry keeps the failed response, with a body that is not read, until it tries again.
     assert!(!free_in_a_pause(Hold::Body, "/flaky").await);
 }
 
 // RT1
 #[tokio::test]
-async fn below_retry_each_attempt_takes_a_slot() {
+async fn below_retry_each_attempt_acquires_a_permit() {
     for hold in [Hold::Head, Hold::Body] {
-        let (receiver, limiter) = (Receiver::start(Gate::shut()).await, queueing(1, 1));
+        let (receiver, limiter) = (Receiver::start(BusyService::new()).await, queueing(1, 1));
         let pauses = Pauses::of(SHORT);
         let client = builder()
             .with(pauses.middleware())
@@ -511,20 +517,20 @@ async fn below_retry_each_attempt_takes_a_slot() {
             .build();
         let a = spawn(get(&client, &receiver, "/flaky?bare", "A"));
         for attempt in 1..=4 {
-            until(|| receiver.gate.calls("A") == attempt).await;
+            until(|| receiver.service.calls("A") == attempt).await;
             assert_eq!(limiter.in_flight("A"), 1);
-            receiver.gate.let_out(1);
+            receiver.service.finish(1);
         }
         assert_eq!(a.await.unwrap().unwrap(), "done");
-        assert_eq!((pauses.begun(), receiver.gate.peak("A")), (3, 1));
-        wind_up(&limiter, "A", 1, 1);
+        assert_eq!((pauses.begun(), receiver.service.peak("A")), (3, 1));
+        assert_all_released(&limiter, "A", 1, 1);
     }
 }
 
 // CO5
 #[tokio::test]
 async fn retry_takes_our_error_for_final() {
-    let (receiver, limiter) = (Receiver::start(Gate::open()).await, shedding(1));
+    let (receiver, limiter) = (Receiver::start(BusyService::quick()).await, shedding(1));
     let pauses = Pauses::of(SHORT);
     let client = builder()
         .with(pauses.middleware())
@@ -548,21 +554,21 @@ async fn retry_takes_our_error_for_final() {
     };
     let error = error.downcast_ref::<RetryError>().unwrap();
     assert!(matches!(error, RetryError::WithRetries { retries: 1, .. }));
-    assert_eq!((pauses.begun(), receiver.gate.calls("A")), (1, 1));
+    assert_eq!((pauses.begun(), receiver.service.calls("A")), (1, 1));
     assert_eq!(limiter.in_flight("A"), 0);
 }
 
 // CO5
 #[tokio::test]
 async fn retry_tries_again_after_our_response() {
-    let (receiver, limiter) = (Receiver::start(Gate::open()).await, shedding(1));
+    let (receiver, limiter) = (Receiver::start(BusyService::quick()).await, shedding(1));
     let pauses = Pauses::of(SHORT);
     let client = builder()
         .with(pauses.middleware())
         .with(middleware(&limiter).respond())
         .build();
     let held = limiter.try_acquire(&"T").unwrap();
-    let rejected = soon(get(&client, &receiver, "/work", "T").send()).await;
+    let rejected = with_timeout(get(&client, &receiver, "/work", "T").send()).await;
     let rejected = rejected.unwrap();
     assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
     assert!(rejected.extensions().get::<Rejected>().is_some());
@@ -572,7 +578,7 @@ async fn retry_tries_again_after_our_response() {
     until(|| pauses.begun() == 4).await;
     drop(held);
     assert_eq!(later.await.unwrap().unwrap(), "T");
-    wind_up(&limiter, "T", 1, 0);
+    assert_all_released(&limiter, "T", 1, 0);
 }
 
 /// A body that is sent piece by piece, and how many pieces were taken so far.
@@ -598,7 +604,7 @@ fn post(
 // RT3
 #[tokio::test]
 async fn an_upload_is_streamed_after_its_wait_and_never_cloned() {
-    let (receiver, limiter) = (Receiver::start(Gate::open()).await, queueing(1, 1));
+    let (receiver, limiter) = (Receiver::start(BusyService::quick()).await, queueing(1, 1));
     let client = client(&limiter);
     let held = limiter.try_acquire(&"T").unwrap();
     let (pieces, body, taken) = upload();
@@ -617,17 +623,17 @@ async fn an_upload_is_streamed_after_its_wait_and_never_cloned() {
     assert_eq!(taken.load(SeqCst), 0, "read while it waited");
     drop(held);
     // The first piece is on its way before there is a second.
-    until(|| receiver.gate.calls("T") == 1 && taken.load(SeqCst) == 1).await;
+    until(|| receiver.service.calls("T") == 1 && taken.load(SeqCst) == 1).await;
     pieces.send(Bytes::from("two")).unwrap();
     drop(pieces);
-    assert_eq!(soon(sent).await.unwrap().unwrap(), "one two");
-    wind_up(&limiter, "T", 1, 1);
+    assert_eq!(with_timeout(sent).await.unwrap().unwrap(), "one two");
+    assert_all_released(&limiter, "T", 1, 1);
 }
 
 // RT3
 #[tokio::test]
-async fn an_upload_that_retry_cannot_clone_costs_no_slot() {
-    let (receiver, limiter) = (Receiver::start(Gate::open()).await, shedding(1));
+async fn an_upload_that_retry_cannot_clone_costs_no_permit() {
+    let (receiver, limiter) = (Receiver::start(BusyService::quick()).await, shedding(1));
     let retry = Pauses::of(SHORT).middleware();
     let above = builder().with(middleware(&limiter)).with(retry).build();
     let retry = Pauses::of(SHORT).middleware();
@@ -638,10 +644,10 @@ async fn an_upload_that_retry_cannot_clone_costs_no_slot() {
             panic!("reqwest-retry can clone a stream");
         };
         assert!(!error.chain().any(|error| error.is::<Rejected>()));
-        wind_up(&limiter, "T", 1, 0);
+        assert_all_released(&limiter, "T", 1, 0);
         // What can be cloned is sent.
         let served = post(&client, &receiver, Body::from("whole")).await;
         assert_eq!(served.unwrap(), "whole");
-        wind_up(&limiter, "T", 1, 0);
+        assert_all_released(&limiter, "T", 1, 0);
     }
 }

@@ -1,4 +1,4 @@
-//! Requests that a predicate exempts: nothing limits them, and nobody pays for them.
+//! Requests that a predicate exempts: nothing limits them, and they use no permit of others.
 
 use std::{
     convert::Infallible,
@@ -16,7 +16,7 @@ use tower_tenant::{
     extract::{ExtractTenant, MissingTenant, NoTenant},
 };
 
-use crate::support::{Gate, Tenant, call, reason, tenant_of, wind_up};
+use crate::support::{BusyService, Tenant, assert_all_released, call, reason, tenant_of};
 
 type Extract = fn(&Tenant) -> Option<Tenant>;
 
@@ -30,7 +30,7 @@ fn is_health(tenant: &Tenant) -> bool {
 
 // CO4
 #[test]
-fn exempt_requests_pass_whatever_becomes_of_those_without_a_tenant() {
+fn exempt_requests_pass_whatever_the_policy_for_requests_without_a_tenant() {
     for missing in [
         MissingTenant::Reject,
         MissingTenant::Bypass,
@@ -38,38 +38,38 @@ fn exempt_requests_pass_whatever_becomes_of_those_without_a_tenant() {
     ] {
         let layer = layer(1).missing(missing).exempt(is_health);
         layer.limiter().set_anonymous_limit(0);
-        let (gate, limiter) = (Gate::shut(), layer.limiter());
-        let service = layer.layer(gate.clone());
+        let (inner, limiter) = (BusyService::new(), layer.limiter());
+        let service = layer.layer(inner.clone());
         let mut exempt: Vec<_> = (0..5).map(|_| call(&service, "health")).collect();
         for request in &mut exempt {
             assert_pending!(request.poll());
         }
-        assert_eq!(gate.running("health"), 5);
+        assert_eq!(inner.running("health"), 5);
         assert_eq!((limiter.tracked(), limiter.in_flight("health")), (0, 0));
 
         let mut limited = call(&service, "T");
         assert_pending!(limited.poll());
         assert_eq!(reason(call(&service, "T").poll()), RejectReason::AtLimit);
-        gate.let_out(6);
+        inner.finish(6);
         for request in exempt.iter_mut().chain([&mut limited]) {
             assert_ready_ok!(request.poll());
         }
         assert_eq!((limiter.exempted(), limiter.bypassed()), (5, 0));
-        wind_up(limiter, "T", 1, 0);
+        assert_all_released(limiter, "T", 1, 0);
     }
 }
 
 #[tokio::test]
 async fn exempt_requests_pass_a_closed_limiter_and_hold_no_drain_up() {
     let layer = layer(1).missing(MissingTenant::Bypass).exempt(is_health);
-    let (gate, limiter) = (Gate::shut(), layer.limiter());
-    let service = layer.layer(gate.clone());
+    let (inner, limiter) = (BusyService::new(), layer.limiter());
+    let service = layer.layer(inner.clone());
     limiter.close();
     assert_eq!(reason(call(&service, "T").poll()), RejectReason::Closed);
     let mut exempt = call(&service, "health");
     assert_pending!(exempt.poll());
     limiter.drain().await;
-    gate.let_out(1);
+    inner.finish(1);
     assert_ready_ok!(exempt.poll());
     assert_eq!(limiter.exempted(), 1);
 }
@@ -85,12 +85,12 @@ fn the_tenant_of_an_exempt_request_is_not_even_asked_for() {
         }
     })
     .exempt(is_health);
-    let service = layer.layer(Gate::open());
+    let service = layer.layer(BusyService::quick());
     assert_ready_ok!(call(&service, "health").poll());
     assert_eq!(asked.load(Ordering::Relaxed), 0);
     assert_ready_ok!(call(&service, "T").poll());
     assert_eq!(asked.load(Ordering::Relaxed), 1);
-    wind_up(layer.limiter(), "T", 1, 0);
+    assert_all_released(layer.limiter(), "T", 1, 0);
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn of_several_predicates_any_exempts() {
     let layer = layer(0)
         .exempt(is_health)
         .exempt(|tenant: &Tenant| tenant.starts_with("stream"));
-    let service = layer.layer(Gate::open());
+    let service = layer.layer(BusyService::quick());
     assert_ready_ok!(call(&service, "health").poll());
     assert_ready_ok!(call(&service, "stream").poll());
     assert_eq!(reason(call(&service, "T").poll()), RejectReason::Paused);
@@ -107,7 +107,7 @@ fn of_several_predicates_any_exempts() {
 
 #[test]
 fn an_extractor_may_exempt_requests_itself() {
-    /// 0 is whoever runs the service.
+    /// 0 is the operator of the service.
     struct Customer;
 
     impl ExtractTenant<u64> for Customer {
@@ -136,14 +136,14 @@ async fn a_predicate_that_panics_fails_its_request_and_nothing_else() {
         "boom" => panic!("boom"),
         _ => false,
     });
-    let mut service = layer.layer(Gate::open());
+    let mut service = layer.layer(BusyService::quick());
     for _ in 0..10 {
         service.ready().await.unwrap();
         let panicked = catch_unwind(AssertUnwindSafe(|| service.call("boom")));
         assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&"boom"));
         assert_eq!(layer.limiter().tracked(), 0);
         assert_eq!(service.ready().await.unwrap().call("T").await.unwrap(), "T");
-        wind_up(layer.limiter(), "T", 1, 0);
+        assert_all_released(layer.limiter(), "T", 1, 0);
     }
     assert_eq!(layer.limiter().exempted(), 0);
 }
@@ -156,7 +156,7 @@ mod over_http {
     use tower_tenant::header as tenant_header;
 
     use crate::{
-        support::{forget_all, probe},
+        support::{assert_available, evict_all},
         wire::{Answer, Client, VERSIONS, request, serve},
     };
 
@@ -223,8 +223,8 @@ mod over_http {
                 let exempted = if cors_outside { 2 } else { 4 };
                 assert_eq!((limiter.exempted(), limiter.bypassed()), (exempted, 0));
                 drop(held);
-                probe(&limiter, "T".to_owned(), 1, 0);
-                forget_all(&limiter);
+                assert_available(&limiter, "T".to_owned(), 1, 0);
+                evict_all(&limiter);
             }
         }
     }

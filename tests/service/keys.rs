@@ -1,4 +1,4 @@
-//! Who counts as one tenant, and what tenants can do to each other.
+//! Which requests are of one tenant, and what tenants can do to each other.
 
 use std::{
     collections::HashSet,
@@ -25,7 +25,7 @@ use tower_tenant::{
     header,
 };
 
-use crate::support::{call, forget_all, manual, probe};
+use crate::support::{assert_available, call, evict_all, manual};
 
 // KE1
 #[test]
@@ -38,7 +38,7 @@ fn made_up_tenants_neither_run_nor_are_tracked_beyond_the_table() {
         let mut request = call(&service, id);
         match request.poll() {
             Poll::Pending => running.push(request),
-            Poll::Ready(Ok(())) => unreachable!("nobody finishes"),
+            Poll::Ready(Ok(())) => unreachable!("no request finishes"),
             Poll::Ready(Err(error)) => {
                 assert_eq!(error.rejected().unwrap().reason(), RejectReason::TableFull);
             }
@@ -46,7 +46,7 @@ fn made_up_tenants_neither_run_nor_are_tracked_beyond_the_table() {
         assert!(layer.limiter().tracked() <= 100);
     }
     assert_eq!(running.len(), 100);
-    // Those who are in are limited as ever.
+    // Tracked tenants are limited as before.
     for id in 0..100 {
         let mut second = call(&service, id);
         assert_pending!(second.poll());
@@ -55,9 +55,9 @@ fn made_up_tenants_neither_run_nor_are_tracked_beyond_the_table() {
         running.push(second);
     }
     drop(running);
-    probe(layer.limiter(), 12_345, 2, 1);
+    assert_available(layer.limiter(), 12_345, 2, 1);
     assert_eq!(layer.limiter().tracked(), 100);
-    forget_all(layer.limiter());
+    evict_all(layer.limiter());
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -85,9 +85,9 @@ fn equal_names_of_different_kinds_are_different_tenants() {
     }
     drop(permits);
     for caller in callers {
-        probe(&limiter, caller, 1, 1);
+        assert_available(&limiter, caller, 1, 1);
     }
-    forget_all(&limiter);
+    evict_all(&limiter);
 }
 
 // KE5
@@ -108,9 +108,9 @@ fn the_parts_of_a_composite_tenant_do_not_run_together() {
     assert_eq!(limiter.tracked(), pairs.len());
     drop(permits);
     for pair in pairs {
-        probe(&limiter, pair, 1, 1);
+        assert_available(&limiter, pair, 1, 1);
     }
-    forget_all(&limiter);
+    evict_all(&limiter);
 }
 
 /// A tenant whose hash says nothing.
@@ -131,13 +131,13 @@ fn tenants_with_the_same_hash_are_different_tenants() {
     limiter.set_limit(&Collides(1), 3);
     for id in 1..200 {
         let limit = if id == 1 { 3 } else { 1 };
-        probe(&limiter, Collides(id), limit, 1);
+        assert_available(&limiter, Collides(id), limit, 1);
     }
     assert_eq!(limiter.evict_idle(), 199);
     assert_eq!(limiter.in_flight(&Collides(0)), 1);
     drop(held);
-    probe(&limiter, Collides(0), 1, 1);
-    forget_all(&limiter);
+    assert_available(&limiter, Collides(0), 1, 1);
+    evict_all(&limiter);
 }
 
 // KE5
@@ -159,13 +159,13 @@ fn an_id_that_is_borrowed_and_one_that_is_owned_are_one_tenant() {
     assert!(limiter.try_acquire("acme").is_err());
     assert_eq!(limiter.tracked(), 1);
     drop(held);
-    probe(&limiter, "acme".to_owned(), 1, 1);
-    forget_all(&limiter);
+    assert_available(&limiter, "acme".to_owned(), 1, 1);
+    evict_all(&limiter);
 }
 
 // KE7
 #[test]
-fn giant_ids_are_invalid_and_leave_nothing_behind() {
+fn giant_ids_are_invalid_and_leave_no_trace() {
     let layer = TenantConcurrencyLayer::new(1, header("x-tenant"));
     let service = layer.layer(service_fn(|_: Request<()>| async {
         Ok::<_, Infallible>(())
@@ -196,8 +196,8 @@ fn giant_ids_are_invalid_and_leave_nothing_behind() {
             is_tenant
         );
     }
-    probe(layer.limiter(), "a".repeat(256), 1, 1);
-    forget_all(layer.limiter());
+    assert_available(layer.limiter(), "a".repeat(256), 1, 1);
+    evict_all(layer.limiter());
 }
 
 // KE7
@@ -247,13 +247,13 @@ fn any_bytes_in_a_header_are_a_tenant_or_invalid() {
                 );
                 invalid += 1;
             }
-            Poll::Pending => unreachable!("nobody waits"),
+            Poll::Pending => unreachable!("no request waits"),
         }
     }
     assert!(tenants.len() > 1_000 && invalid > 1_000);
     assert_eq!(layer.limiter().tracked(), tenants.len());
-    probe(layer.limiter(), "acme".to_owned(), 1, 1);
-    forget_all(layer.limiter());
+    assert_available(layer.limiter(), "acme".to_owned(), 1, 1);
+    evict_all(layer.limiter());
 }
 
 /// A tenant that notes when it is dropped.
@@ -299,7 +299,7 @@ fn table_order() -> String {
 
 // KE7
 #[test]
-fn the_place_of_a_tenant_differs_from_process_to_process() {
+fn the_order_of_the_table_differs_from_process_to_process() {
     const CHILD: &str = "TENANT_ORDER";
     const MARK: &str = "order: ";
     if env::var_os(CHILD).is_some() {
@@ -310,7 +310,7 @@ fn the_place_of_a_tenant_differs_from_process_to_process() {
         let output = Command::new(env::current_exe().unwrap())
             .args([
                 "--exact",
-                "keys::the_place_of_a_tenant_differs_from_process_to_process",
+                "keys::the_order_of_the_table_differs_from_process_to_process",
             ])
             .args(["--nocapture", "--test-threads=1"])
             .env(CHILD, "1")
@@ -326,7 +326,7 @@ fn the_place_of_a_tenant_differs_from_process_to_process() {
 
 // KE7
 #[test]
-fn the_place_of_a_tenant_differs_from_limiter_to_limiter() {
+fn the_order_of_the_table_differs_from_limiter_to_limiter() {
     assert_ne!(table_order(), table_order());
 }
 
@@ -346,7 +346,7 @@ impl ExtractTenant<u64> for Counting {
 
 // KE10
 #[test]
-fn a_full_tenant_with_a_full_queue_holds_up_nobody_else() {
+fn a_full_tenant_with_a_full_queue_delays_no_other() {
     let asked = Arc::new(AtomicUsize::new(0));
     let limiter = TenantLimiter::new(1);
     let layer = TenantConcurrencyLayer::with_limiter(limiter, Counting(Arc::clone(&asked)))
@@ -379,9 +379,9 @@ fn a_full_tenant_with_a_full_queue_holds_up_nobody_else() {
     assert_eq!(asked.load(SeqCst), 2_002, "nor again after the wait");
     drop(waiting);
     for id in [0, 1, 1_000] {
-        probe(layer.limiter(), id, 1, 1);
+        assert_available(layer.limiter(), id, 1, 1);
     }
-    forget_all(layer.limiter());
+    evict_all(layer.limiter());
 }
 
 // KE10
@@ -402,9 +402,9 @@ fn requests_of_two_tenants_by_one_service_do_not_mix() {
         assert_pending!(a.poll());
     }
     for id in [1, 2] {
-        probe(layer.limiter(), id, 1, 1);
+        assert_available(layer.limiter(), id, 1, 1);
     }
-    forget_all(layer.limiter());
+    evict_all(layer.limiter());
 }
 
 /// A tenant that panics when it is compared with its like.
@@ -428,15 +428,15 @@ impl Hash for Odd {
 
 // KE7
 #[test]
-fn a_comparison_that_panics_harms_nobody_else() {
+fn a_comparison_that_panics_harms_no_other_request() {
     let limiter = TenantLimiter::<Odd>::builder(1)
         .evictor(manual(Duration::ZERO))
         .build();
     let held = limiter.try_acquire(&Odd("odd")).unwrap();
     let again = std::panic::AssertUnwindSafe(|| limiter.try_acquire(&Odd("odd")));
     assert!(std::panic::catch_unwind(again).is_err());
-    probe(&limiter, Odd("even"), 1, 1);
+    assert_available(&limiter, Odd("even"), 1, 1);
     assert_eq!(limiter.evict_idle(), 1);
     drop(held);
-    forget_all(&limiter);
+    evict_all(&limiter);
 }

@@ -18,7 +18,7 @@ use tower_tenant::{
     service::Errors,
 };
 
-use crate::support::{call, forget_all, probe};
+use crate::support::{assert_available, call, evict_all};
 
 type Body = Empty<bytes::Bytes>;
 type Held = Pending<Result<Response<Body>, Infallible>>;
@@ -96,8 +96,8 @@ fn by_default_a_request_without_a_tenant_is_rejected() {
         assert_eq!(reason(&service, request), RejectReason::InvalidTenant);
     }
     assert_eq!(layer.limiter().tracked(), 0, "nothing is kept of them");
-    probe(layer.limiter(), "acme".to_owned(), 1, 0);
-    forget_all(layer.limiter());
+    assert_available(layer.limiter(), "acme".to_owned(), 1, 0);
+    evict_all(layer.limiter());
 }
 
 // KE4
@@ -114,7 +114,7 @@ fn as_a_response_a_request_without_a_tenant_is_a_bad_one() {
 
 // KE4
 #[test]
-fn bypassed_requests_are_counted_and_limit_nobody() {
+fn bypassed_requests_are_counted_and_limit_no_tenant() {
     let layer = layer(1).missing(MissingTenant::Bypass);
     let service = layer.layer(held());
     let mut flood: Vec<_> = (0..100).map(|_| call(&service, anonymous())).collect();
@@ -131,8 +131,8 @@ fn bypassed_requests_are_counted_and_limit_nobody() {
     assert_eq!(layer.limiter().in_flight("acme"), 1);
     drop(acme);
     drop(flood);
-    probe(layer.limiter(), "acme".to_owned(), 1, 0);
-    forget_all(layer.limiter());
+    assert_available(layer.limiter(), "acme".to_owned(), 1, 0);
+    evict_all(layer.limiter());
     assert_eq!(layer.limiter().bypassed(), 100);
 }
 
@@ -173,7 +173,7 @@ fn anonymous_requests_share_one_limit_and_one_queue() {
 
 // KE4
 #[test]
-fn a_tenant_called_like_anything_never_shares_with_the_anonymous() {
+fn a_tenant_of_any_name_never_shares_with_the_anonymous() {
     let names = [
         "",
         "anonymous",
@@ -216,9 +216,9 @@ fn a_tenant_called_like_anything_never_shares_with_the_anonymous() {
     drop((flood, requests));
     assert_eq!(limiter.anonymous_stats().in_flight, 0);
     for name in names {
-        probe(&limiter, name.to_owned(), 1, 2);
+        assert_available(&limiter, name.to_owned(), 1, 2);
     }
-    forget_all(&limiter);
+    evict_all(&limiter);
 }
 
 // KE4
@@ -239,8 +239,8 @@ fn the_limit_of_named_tenants_is_not_that_of_the_anonymous() {
     let service = layer.layer(held());
     let error = assert_ready_err!(call(&service, anonymous()).poll());
     assert_eq!(error.rejected().unwrap().reason(), RejectReason::Paused);
-    probe(layer.limiter(), "acme".to_owned(), 7, 1);
-    forget_all(layer.limiter());
+    assert_available(layer.limiter(), "acme".to_owned(), 7, 1);
+    evict_all(layer.limiter());
 }
 
 // KE7
@@ -252,12 +252,12 @@ fn a_tenant_as_long_as_allowed_is_one() {
     assert_pending!(request.poll());
     assert_eq!(layer.limiter().in_flight("sixteen-letters!"), 1);
     drop(request);
-    probe(layer.limiter(), "sixteen-letters!".to_owned(), 1, 1);
-    forget_all(layer.limiter());
+    assert_available(layer.limiter(), "sixteen-letters!".to_owned(), 1, 1);
+    evict_all(layer.limiter());
 }
 
 #[test]
-fn a_closed_limiter_bypasses_nobody() {
+fn a_closed_limiter_bypasses_no_request() {
     let layer =
         TenantConcurrencyLayer::new(1, |_: &u64| None::<u64>).missing(MissingTenant::Bypass);
     let service = layer.layer(service_fn(|_: u64| pending::<Result<(), Infallible>>()));

@@ -18,7 +18,7 @@ use tower_tenant::{
 };
 
 use crate::{
-    support::{call, forget_all, probe, soon},
+    support::{assert_available, call, evict_all, with_timeout},
     wire::{Answer, Client, Version, serve},
 };
 
@@ -62,7 +62,7 @@ async fn http1(server: SocketAddr, lines: &[u8]) -> Outcome {
         socket.read_to_end(&mut answer).await.unwrap();
         String::from_utf8(answer).unwrap()
     };
-    let answer = soon(exchange).await;
+    let answer = with_timeout(exchange).await;
     let status = answer.split(' ').nth(1).expect("a status line");
     outcome(status.parse().unwrap(), &answer)
 }
@@ -76,7 +76,7 @@ async fn http2(server: SocketAddr, uri: &str, headers: &[(HeaderName, &[u8])]) -
     }
     let mut client = Client::connect(server, Version::Http2).await;
     let response = client.send(request).await.unwrap();
-    let answer = soon(Answer::of(response)).await.unwrap();
+    let answer = with_timeout(Answer::of(response)).await.unwrap();
     let body = String::from_utf8(answer.body.to_vec()).unwrap();
     outcome(answer.status.as_u16(), &body)
 }
@@ -113,8 +113,8 @@ async fn a_host_is_one_tenant_however_it_is_written_and_whatever_the_version() {
     assert_eq!(limiter.tracked(), 2);
     assert!(limiter.stats("[::1]").is_some());
     assert_eq!(limiter.bypassed(), 0);
-    probe(&limiter, "acme.example".to_owned(), 4, 1);
-    forget_all(&limiter);
+    assert_available(&limiter, "acme.example".to_owned(), 4, 1);
+    evict_all(&limiter);
 }
 
 // KE4
@@ -214,7 +214,7 @@ fn key_of<B>(req: &Request<B>) -> Result<&str, NoTenant> {
 
 // KE4
 #[tokio::test]
-async fn a_closure_that_says_invalid_lets_no_name_bypass_the_limit() {
+async fn a_closure_that_reports_an_invalid_name_lets_none_bypass_the_limit() {
     let name = HeaderName::from_static("x-api-key");
     let owned = limited(|req: &Request<Body>| key_of(req).map(str::to_owned)).await;
     let lent = limited(try_borrowed(key_of::<Body>)).await;
@@ -234,14 +234,14 @@ async fn a_closure_that_says_invalid_lets_no_name_bypass_the_limit() {
         assert_eq!((limiter.tracked(), limiter.bypassed()), (1, 0));
         assert_eq!(http2(server, "http://a/", &[]).await, SERVED);
         assert_eq!(limiter.bypassed(), 1);
-        probe(&limiter, "acme".to_owned(), 4, 1);
-        forget_all(&limiter);
+        assert_available(&limiter, "acme".to_owned(), 4, 1);
+        evict_all(&limiter);
     }
 }
 
 // KE4
 #[test]
-fn a_closure_answers_each_kind_of_no_tenant() {
+fn a_closure_reports_each_kind_of_no_tenant() {
     let layer = TenantConcurrencyLayer::new(1, |id: &i8| match id {
         0 => Err(NoTenant::Missing),
         i8::MIN..0 => Err(NoTenant::Invalid),

@@ -1,4 +1,4 @@
-//! A value of the user that panics when it is dropped costs neither a slot nor a place in the
+//! A value of the user that panics when it is dropped costs neither a permit nor a place in the
 //! queue, whichever value it is and wherever it is dropped.
 //!
 //! One value is planted at a time. Its n-th drop in a scenario panics, for each n there is; after
@@ -34,7 +34,7 @@ use tower_tenant::{
     observe::{Event, Observer},
 };
 
-use crate::support::{forget_all, manual, probe};
+use crate::support::{assert_available, evict_all, manual};
 
 /// The values of a user that the crate keeps, passes on or drops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ const VALUES: [Value; 16] = [
     Value::Owners,
 ];
 
-/// What goes through the limiter, and how it is told to.
+/// What goes through the limiter, and in which way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Front {
     TryAcquire,
@@ -547,7 +547,7 @@ fn extract() -> impl Fn(&Request<Job>) -> Option<Key> + Clone {
     move |req: &Request<Job>| {
         mine.is_used();
         let name = req.body().name;
-        (name != "nobody").then(|| Key::new(name))
+        (name != "anonymous").then(|| Key::new(name))
     }
 }
 
@@ -860,7 +860,7 @@ impl World {
                 drop(held);
                 self.limiter.as_ref_limiter().set_max_tenants(usize::MAX);
             }
-            RejectedWithoutTenant => self.arrive("nobody").end(),
+            RejectedWithoutTenant => self.arrive("anonymous").end(),
             NotLimited => {
                 let mut going = self.arrive("exempt");
                 self.set(&plant.open);
@@ -1007,12 +1007,12 @@ impl World {
         if case.step != Step::OutlivesTheLimiter {
             let limiter = ManuallyDrop::into_inner(self.limiter);
             limiter.set_dry_run(false);
-            probe(&limiter, T.clone(), LIMIT, PLACES);
+            assert_available(&limiter, T.clone(), LIMIT, PLACES);
             if let Some(stats) = limiter.capacity_stats() {
                 assert_eq!((stats.in_flight, stats.waiting), (0, 0), "of the capacity");
             }
             assert!(limiter.drain().now_or_never().is_some(), "it is busy");
-            forget_all(&limiter);
+            evict_all(&limiter);
             for value in [Value::Key, Value::Owner] {
                 gone(value);
             }
@@ -1120,18 +1120,18 @@ async fn a_drop_that_panics_costs_no_permit_of_the_limiter() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drop_that_panics_costs_no_slot_of_a_layer_whose_rejections_are_errors() {
+async fn a_drop_that_panics_costs_no_permit_of_a_layer_whose_rejections_are_errors() {
     sweep(&FRONTS[2..4]).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drop_that_panics_costs_no_slot_of_a_layer_whose_rejections_are_responses() {
+async fn a_drop_that_panics_costs_no_permit_of_a_layer_whose_rejections_are_responses() {
     sweep(&FRONTS[4..6]).await;
 }
 
 #[cfg(feature = "reqwest-middleware")]
 #[tokio::test(start_paused = true)]
-async fn a_drop_that_panics_costs_no_slot_of_a_client() {
+async fn a_drop_that_panics_costs_no_permit_of_a_client() {
     sweep(&FRONTS[6..]).await;
 }
 
@@ -1156,7 +1156,7 @@ fn an_observer_that_panics_when_the_last_permit_drops_it_costs_no_response() {
 }
 
 #[test]
-fn a_waker_that_panics_when_it_is_replaced_or_given_up_fails_no_request() {
+fn a_waker_that_panics_when_it_is_replaced_or_dropped_fails_no_request() {
     let limiter = TenantLimiter::new(1).overflow(Overflow::queue(1).max_wait(Duration::MAX));
     let held = limiter.try_acquire(&T).unwrap();
     // What is dropped in turn: the waker of the first poll, and that of the second.
@@ -1174,7 +1174,7 @@ fn a_waker_that_panics_when_it_is_replaced_or_given_up_fails_no_request() {
         assert_eq!(limiter.waiting(&T), 0);
     }
     drop(held);
-    probe(&limiter, T.clone(), 1, 1);
+    assert_available(&limiter, T.clone(), 1, 1);
 }
 
 #[test]

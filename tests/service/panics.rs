@@ -1,4 +1,4 @@
-//! A panic of the user's code costs no slot, and the layer adds none of its own.
+//! A panic of the user's code costs no permit, and the layer adds none of its own.
 
 use std::{
     any::Any,
@@ -20,7 +20,7 @@ use tower_tenant::{
     Error, Limits, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter, limiter::Evictor,
 };
 
-use crate::support::{Gate, Tenant, call, probe, tenant_of};
+use crate::support::{BusyService, Tenant, assert_available, call, tenant_of};
 
 const BOOM: &str = "boom";
 
@@ -55,7 +55,7 @@ mod over_http {
     use tower_http::catch_panic::CatchPanicLayer;
     use tower_tenant::{Rejected, http::Http};
 
-    use crate::support::{soon, until};
+    use crate::support::{until, with_timeout};
 
     use super::*;
 
@@ -171,32 +171,32 @@ mod over_http {
 
     // PN1
     #[tokio::test]
-    async fn a_panic_anywhere_gives_the_slot_back_and_passes_unchanged() {
+    async fn a_panic_anywhere_releases_the_permit_and_passes_unchanged() {
         for place in PLACES {
             let layer = layer(2);
             for _ in 0..10 {
                 panics(run(layer.layer(Bomb), place)).await;
             }
-            probe(layer.limiter(), "T", 2, 0);
+            assert_available(layer.limiter(), "T", 2, 0);
         }
     }
 
     // PN1
     #[tokio::test]
-    async fn a_panic_in_a_task_gives_the_slot_back_and_passes_unchanged() {
+    async fn a_panic_in_a_task_releases_the_permit_and_passes_unchanged() {
         for place in PLACES {
             let layer = layer(2);
             for _ in 0..10 {
                 let task = tokio::spawn(run(layer.layer(Bomb), place));
-                assert_boom(soon(task).await.unwrap_err().into_panic().as_ref());
+                assert_boom(with_timeout(task).await.unwrap_err().into_panic().as_ref());
             }
-            probe(layer.limiter(), "T", 2, 0);
+            assert_available(layer.limiter(), "T", 2, 0);
         }
     }
 
     // PN1
     #[tokio::test]
-    async fn a_panic_caught_outside_the_layer_costs_no_slot() {
+    async fn a_panic_caught_outside_the_layer_costs_no_permit() {
         for place in PLACES {
             let layer = layer(2);
             let service = ServiceBuilder::new()
@@ -211,13 +211,13 @@ mod over_http {
                     panics(run).await;
                 }
             }
-            probe(layer.limiter(), "T", 2, 0);
+            assert_available(layer.limiter(), "T", 2, 0);
         }
     }
 
     // PN1
     #[tokio::test]
-    async fn a_panic_caught_inside_the_layer_costs_no_slot() {
+    async fn a_panic_caught_inside_the_layer_costs_no_permit() {
         for place in PLACES {
             let layer = layer(2);
             let service = ServiceBuilder::new()
@@ -232,13 +232,13 @@ mod over_http {
                     panics(run).await;
                 }
             }
-            probe(layer.limiter(), "T", 2, 0);
+            assert_available(layer.limiter(), "T", 2, 0);
         }
     }
 
     // PN1
     #[tokio::test]
-    async fn a_panic_in_a_task_costs_no_slot_wherever_it_is_caught() {
+    async fn a_panic_in_a_task_costs_no_permit_wherever_it_is_caught() {
         for place in PLACES
             .into_iter()
             .filter(|place| place.is_before_the_head())
@@ -254,13 +254,13 @@ mod over_http {
                 assert_eq!(outside.await.unwrap(), StatusCode::INTERNAL_SERVER_ERROR);
                 assert_eq!(inside.await.unwrap(), StatusCode::INTERNAL_SERVER_ERROR);
             }
-            probe(layer.limiter(), "T", 2, 0);
+            assert_available(layer.limiter(), "T", 2, 0);
         }
     }
 
     // PN1
     #[tokio::test]
-    async fn a_panic_after_a_wait_lets_the_next_waiter_in() {
+    async fn a_panic_after_a_wait_admits_the_next_waiter() {
         for place in PLACES {
             let layer = layer(1).overflow(never_waits_long());
             let first = layer.limiter().try_acquire(&"T").unwrap();
@@ -270,21 +270,21 @@ mod over_http {
             until(|| layer.limiter().waiting("T") == 5).await;
             drop(first);
             for task in waiting {
-                assert_boom(soon(task).await.unwrap_err().into_panic().as_ref());
+                assert_boom(with_timeout(task).await.unwrap_err().into_panic().as_ref());
             }
-            probe(layer.limiter(), "T", 1, 8);
+            assert_available(layer.limiter(), "T", 1, 8);
         }
     }
 
     // PN1
     #[tokio::test]
-    async fn a_future_that_panicked_holds_its_slot_until_it_is_dropped() {
+    async fn a_future_that_panicked_holds_its_permit_until_it_is_dropped() {
         let layer = layer(1);
         let mut future = Box::pin(layer.layer(Bomb).oneshot(Request::new(Place::FirstPoll)));
         panics(future.as_mut()).await;
         assert_eq!(layer.limiter().in_flight("T"), 1);
         drop(future);
-        probe(layer.limiter(), "T", 1, 0);
+        assert_available(layer.limiter(), "T", 1, 0);
     }
 
     // PN5
@@ -308,8 +308,8 @@ mod over_http {
         let full = layer(1);
         full.limiter().set_max_tenants(0);
         assert_eq!(answer(full).await, RejectReason::TableFull);
-        let nobody = (|_: &Request<_>| None) as Extract;
-        let missing = TenantConcurrencyLayer::new(1, nobody).http();
+        let anonymous = (|_: &Request<_>| None) as Extract;
+        let missing = TenantConcurrencyLayer::new(1, anonymous).http();
         assert_eq!(answer(missing).await, RejectReason::MissingTenant);
     }
 
@@ -329,7 +329,7 @@ mod over_http {
 
     // PN5
     #[tokio::test]
-    async fn a_panic_while_a_rejection_is_answered_costs_no_slot() {
+    async fn a_panic_while_a_rejection_is_answered_costs_no_permit() {
         let respond = |_: &Rejected| -> Response<BombBody> { std::panic::panic_any(BOOM) };
         let layer = layer(1).on_reject(respond);
         let held = layer.limiter().try_acquire(&"T").unwrap();
@@ -337,7 +337,7 @@ mod over_http {
             panics(run(layer.layer(Bomb), Place::Call)).await;
         }
         drop(held);
-        probe(layer.limiter(), "T", 1, 0);
+        assert_available(layer.limiter(), "T", 1, 0);
     }
 
     // PN5
@@ -351,73 +351,73 @@ mod over_http {
             assert_eq!(layer.limiter().waiting("T"), 0);
         }
         drop(held);
-        probe(layer.limiter(), "T", 1, 1);
+        assert_available(layer.limiter(), "T", 1, 1);
     }
 }
 
 // PN1
 #[test]
-fn a_panic_in_poll_ready_takes_no_slot() {
+fn a_panic_in_poll_ready_acquires_no_permit() {
     let broken = Arc::new(AtomicBool::new(true));
     let layer = TenantConcurrencyLayer::new(2, tenant_of);
-    let mut service = layer.layer(Unready::new(Gate::open(), &broken));
+    let mut service = layer.layer(Unready::new(BusyService::quick(), &broken));
     for _ in 0..10 {
         panics(service.ready()).now_or_never().unwrap();
         assert_eq!(layer.limiter().tracked(), 0);
     }
     broken.store(false, Ordering::Relaxed);
     assert_ready_ok!(call(&service, "T").poll());
-    probe(layer.limiter(), "T", 2, 0);
+    assert_available(layer.limiter(), "T", 2, 0);
 }
 
 // PN1
 #[test]
-fn a_panic_in_poll_ready_after_a_wait_gives_the_slot_back() {
+fn a_panic_in_poll_ready_after_a_wait_releases_the_permit() {
     let broken = Arc::new(AtomicBool::new(false));
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(never_waits_long());
-    let service = layer.layer(Unready::new(gate.clone(), &broken));
+    let service = layer.layer(Unready::new(inner.clone(), &broken));
     let mut running = call(&service, "T");
     let mut waiting = call(&service, "T");
     assert_pending!(running.poll());
     assert_pending!(waiting.poll());
     broken.store(true, Ordering::Relaxed);
-    gate.let_out(1);
+    inner.finish(1);
     assert_ready_ok!(running.poll());
     panics_at_once(|| waiting.poll());
     drop(waiting);
-    assert_eq!(gate.calls("T"), 1);
-    probe(layer.limiter(), "T", 1, 8);
+    assert_eq!(inner.calls("T"), 1);
+    assert_available(layer.limiter(), "T", 1, 8);
 }
 
-/// A gate whose `poll_ready` panics while it is told to.
+/// A service whose `poll_ready` panics while the test says so.
 #[derive(Clone, Debug)]
 struct Unready {
-    gate: Gate,
+    inner: BusyService,
     broken: Arc<AtomicBool>,
 }
 
 impl Unready {
-    fn new(gate: Gate, broken: &Arc<AtomicBool>) -> Self {
+    fn new(inner: BusyService, broken: &Arc<AtomicBool>) -> Self {
         let broken = Arc::clone(broken);
-        Self { gate, broken }
+        Self { inner, broken }
     }
 }
 
 impl Service<Tenant> for Unready {
     type Response = Tenant;
     type Error = Infallible;
-    type Future = <Gate as Service<Tenant>>::Future;
+    type Future = <BusyService as Service<Tenant>>::Future;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         if self.broken.load(Ordering::Relaxed) {
             std::panic::panic_any(BOOM);
         }
-        self.gate.poll_ready(cx)
+        self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, tenant: Tenant) -> Self::Future {
-        self.gate.call(tenant)
+        self.inner.call(tenant)
     }
 }
 
@@ -431,7 +431,7 @@ async fn behind_a_buffer_that_died_of_a_panic_only_its_errors_are_seen() {
     let broken = Arc::new(AtomicBool::new(false));
     let layer = TenantConcurrencyLayer::new(2, tenant_of);
     layer.limiter().set_evictor(short_lived());
-    let ours = layer.layer(Unready::new(Gate::open(), &broken));
+    let ours = layer.layer(Unready::new(BusyService::quick(), &broken));
     let service = Buffer::new(ours, 4);
     for _ in 0..10 {
         assert_eq!(service.clone().oneshot("T").await.unwrap(), "T");
@@ -451,7 +451,7 @@ async fn errors_of_a_buffer_that_died_of_a_panic_pass_through() {
     let broken = Arc::new(AtomicBool::new(false));
     let layer = TenantConcurrencyLayer::new(2, tenant_of);
     layer.limiter().set_evictor(short_lived());
-    let service = layer.layer(Buffer::new(Unready::new(Gate::open(), &broken), 4));
+    let service = layer.layer(Buffer::new(Unready::new(BusyService::quick(), &broken), 4));
     for _ in 0..10 {
         assert_eq!(service.clone().oneshot("T").await.unwrap(), "T");
     }
@@ -469,7 +469,7 @@ fn short_lived() -> Evictor {
 }
 
 async fn assert_idle_and_evictable(limiter: &TenantLimiter<Tenant>, limit: usize) {
-    probe(limiter, "T", limit, 0);
+    assert_available(limiter, "T", limit, 0);
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(limiter.tracked(), 0);
 }
@@ -479,14 +479,14 @@ async fn assert_idle_and_evictable(limiter: &TenantLimiter<Tenant>, limit: usize
 fn without_a_runtime_a_wait_that_needs_a_timer_is_rejected() {
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(Overflow::queue(1));
     let held = layer.limiter().try_acquire(&"T").unwrap();
-    let mut request = call(&layer.layer(Gate::open()), "T");
+    let mut request = call(&layer.layer(BusyService::quick()), "T");
     let error = assert_ready_err!(request.poll());
     assert_eq!(
         error.rejected().unwrap().reason(),
         RejectReason::WaitExpired
     );
     drop((request, held));
-    probe(layer.limiter(), "T", 1, 1);
+    assert_available(layer.limiter(), "T", 1, 1);
 }
 
 // PN5
@@ -494,7 +494,7 @@ fn without_a_runtime_a_wait_that_needs_a_timer_is_rejected() {
 fn numbers_too_large_are_taken_as_the_largest() {
     let overflow = Overflow::queue(usize::MAX).max_wait(Duration::MAX);
     let layer = TenantConcurrencyLayer::new(usize::MAX, tenant_of).overflow(overflow);
-    assert_ready_ok!(call(&layer.layer(Gate::open()), "T").poll());
+    assert_ready_ok!(call(&layer.layer(BusyService::quick()), "T").poll());
     assert_eq!(layer.limiter().stats("T").unwrap().limit, (1 << 20) - 1);
     assert_eq!(layer.limiter().in_flight("T"), 0);
 }
@@ -509,13 +509,13 @@ fn a_panic_of_the_extractor_leaves_no_trace() {
         }
     };
     let layer = TenantConcurrencyLayer::new(2, extract);
-    let mut service = layer.layer(Gate::open());
+    let mut service = layer.layer(BusyService::quick());
     for _ in 0..10 {
         panics_at_once(|| service.call("panic"));
         assert_eq!(layer.limiter().tracked(), 0);
     }
     assert_ready_ok!(call(&service, "T").poll());
-    probe(layer.limiter(), "T", 2, 0);
+    assert_available(layer.limiter(), "T", 2, 0);
 }
 
 // PN5
@@ -526,11 +526,11 @@ fn a_panic_of_the_limit_function_fails_only_the_request_that_asked() {
         _ => 2,
     });
     let layer = TenantConcurrencyLayer::new(limits, tenant_of);
-    let mut service = layer.layer(Gate::open());
+    let mut service = layer.layer(BusyService::quick());
     for _ in 0..10 {
         panics_at_once(|| service.call("panic"));
         assert_eq!(layer.limiter().tracked(), 0);
     }
     assert_eq!(assert_ready!(call(&service, "T").poll()).unwrap(), "T");
-    probe(layer.limiter(), "T", 2, 0);
+    assert_available(layer.limiter(), "T", 2, 0);
 }

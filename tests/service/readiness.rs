@@ -18,7 +18,7 @@ use tower::{
 };
 use tower_tenant::{Error, Overflow, RejectReason, TenantConcurrencyLayer};
 
-use crate::support::{Gate, Tenant, call, probe, soon, tenant_of};
+use crate::support::{BusyService, Tenant, assert_available, call, tenant_of, with_timeout};
 
 const QUEUE: usize = 200;
 
@@ -71,13 +71,13 @@ where
 {
     for _ in 0..100 {
         let response = service.ready().await.unwrap().call("T");
-        assert_eq!(soon(response).await.unwrap(), "T");
+        assert_eq!(with_timeout(response).await.unwrap(), "T");
     }
     let mut requests = JoinSet::new();
     for _ in 0..100 {
         requests.spawn(service.clone().oneshot("T"));
     }
-    while let Some(response) = soon(requests.join_next()).await {
+    while let Some(response) = with_timeout(requests.join_next()).await {
         assert_eq!(response.unwrap().unwrap(), "T");
     }
 }
@@ -88,7 +88,7 @@ async fn the_instance_that_was_readied_is_the_one_that_is_called() {
     for limit in [3, 200] {
         let layer = patient(limit);
         serves_200(layer.layer(Strict::default())).await;
-        probe(layer.limiter(), "T", limit, QUEUE);
+        assert_available(layer.limiter(), "T", limit, QUEUE);
     }
 }
 
@@ -105,7 +105,7 @@ fn the_instance_that_was_readied_is_called_after_a_rejection_too() {
         assert_ready_ok!(task::spawn(service.ready()).poll());
         drop(service.call("T"));
     }
-    probe(layer.limiter(), "T", 1, 0);
+    assert_available(layer.limiter(), "T", 1, 0);
 }
 
 // PR1
@@ -118,7 +118,7 @@ async fn a_concurrency_limit_of_one_serves_all_from_inside() {
             .layer(GlobalConcurrencyLimitLayer::new(1))
             .service(Strict::default());
         serves_200(service).await;
-        probe(layer.limiter(), "T", limit, QUEUE);
+        assert_available(layer.limiter(), "T", limit, QUEUE);
     }
 }
 
@@ -128,22 +128,25 @@ async fn a_buffer_of_one_serves_all_from_inside() {
     for limit in [1, 3, 200] {
         let layer = patient(limit);
         serves_200(layer.layer(Buffer::new(Strict::default(), 1))).await;
-        probe(layer.limiter(), "T", limit, QUEUE);
+        assert_available(layer.limiter(), "T", limit, QUEUE);
     }
 }
 
 // PR1
 #[test]
-fn a_rejected_or_waiting_request_gives_back_what_being_ready_had_reserved() {
-    let gate = Gate::shut();
+fn a_rejected_or_waiting_request_releases_what_being_ready_had_reserved() {
+    let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of);
     let queued = layer
         .clone()
         .overflow(Overflow::queue(1).max_wait(Duration::MAX));
-    let inner = ServiceBuilder::new()
+    let reserving = ServiceBuilder::new()
         .layer(GlobalConcurrencyLimitLayer::new(2))
-        .service(gate.clone());
-    let (mut shedding, mut queueing) = (layer.layer(inner.clone()), queued.layer(inner.clone()));
+        .service(inner.clone());
+    let (mut shedding, mut queueing) = (
+        layer.layer(reserving.clone()),
+        queued.layer(reserving.clone()),
+    );
     let mut running = call(&shedding, "T");
     assert_pending!(running.poll());
     // Each of these two takes the second slot of the global limit when it is readied.
@@ -155,54 +158,54 @@ fn a_rejected_or_waiting_request_gives_back_what_being_ready_had_reserved() {
     assert_pending!(waiting.poll());
     let mut other = call(&shedding, "U");
     assert_pending!(other.poll());
-    assert_eq!(gate.running("U"), 1);
-    gate.let_out(2);
+    assert_eq!(inner.running("U"), 1);
+    inner.finish(2);
     assert_ready_ok!(running.poll());
     assert_ready_ok!(other.poll());
     drop((running, other));
     assert!(waiting.is_woken());
     assert_pending!(waiting.poll());
-    gate.let_out(1);
+    inner.finish(1);
     assert_ready_ok!(waiting.poll());
     drop(waiting);
-    probe(layer.limiter(), "T", 1, 1);
+    assert_available(layer.limiter(), "T", 1, 1);
 }
 
 // PR3
 #[test]
-fn services_that_are_ready_and_left_alone_hold_nothing() {
-    let gate = Gate::shut();
+fn services_that_are_ready_and_not_called_hold_nothing() {
+    let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(2, tenant_of);
-    let mut readied: Vec<_> = (0..50).map(|_| layer.layer(gate.clone())).collect();
+    let mut readied: Vec<_> = (0..50).map(|_| layer.layer(inner.clone())).collect();
     for service in &mut readied {
         assert_ready_ok!(task::spawn(service.ready()).poll());
     }
     assert_eq!(layer.limiter().tracked(), 0);
     let mut request = call(&readied[0].clone(), "T");
     assert_pending!(request.poll());
-    assert_eq!(gate.running("T"), 1);
+    assert_eq!(inner.running("T"), 1);
     assert_eq!(layer.limiter().in_flight("T"), 1);
-    gate.let_out(1);
+    inner.finish(1);
     assert_ready_ok!(request.poll());
-    probe(layer.limiter(), "T", 2, 0);
+    assert_available(layer.limiter(), "T", 2, 0);
     drop(readied);
-    probe(layer.limiter(), "T", 2, 0);
+    assert_available(layer.limiter(), "T", 2, 0);
 }
 
 // PR5
 #[tokio::test]
 async fn readying_without_calling_costs_nothing() {
     let layer = patient(2);
-    let service = layer.layer(Buffer::new(Gate::open(), 1));
+    let service = layer.layer(Buffer::new(BusyService::quick(), 1));
     for round in 0..1_000 {
         let mut service = service.clone();
         let ready = service.ready().await.unwrap();
         if round % 2 == 0 {
-            assert_eq!(soon(ready.call("T")).await.unwrap(), "T");
+            assert_eq!(with_timeout(ready.call("T")).await.unwrap(), "T");
         }
         assert_eq!(layer.limiter().in_flight("T"), 0);
     }
-    probe(layer.limiter(), "T", 2, QUEUE);
+    assert_available(layer.limiter(), "T", 2, QUEUE);
 }
 
 /// Hedges every request.
@@ -221,11 +224,11 @@ impl Policy<Tenant> for Always {
 
 // PR5
 #[tokio::test(start_paused = true)]
-async fn hedged_requests_leave_no_slot_behind() {
-    let gate = Gate::shut();
+async fn hedged_requests_leak_no_permit() {
+    let inner = BusyService::new();
     let layer = patient(2);
     // A hedge readies two: it needs two places in the buffer.
-    let ours = layer.layer(Buffer::new(gate.clone(), 2));
+    let ours = layer.layer(Buffer::new(inner.clone(), 2));
     let period = Duration::from_secs(10);
     let mut service = Hedge::new_with_mock_latencies(ours, Always, 1, 0.5, period, &[10]);
     for round in 0..1_000 {
@@ -237,12 +240,12 @@ async fn hedged_requests_leave_no_slot_behind() {
             assert_pending!(request.poll());
             assert_eq!(layer.limiter().in_flight("T"), 2);
         }
-        gate.let_out(1);
-        soon(request).await.unwrap();
+        inner.finish(1);
+        with_timeout(request).await.unwrap();
         assert_eq!(layer.limiter().in_flight("T"), 0);
         service.ready().await.unwrap();
     }
-    probe(layer.limiter(), "T", 2, QUEUE);
+    assert_available(layer.limiter(), "T", 2, QUEUE);
 }
 
 /// A future that may be polled three times.
@@ -269,7 +272,7 @@ async fn a_waiting_request_is_polled_no_more_than_it_must() {
     let held = layer.limiter().try_acquire(&"T").unwrap();
     let mut requests = JoinSet::new();
     for _ in 0..100 {
-        let future = Box::pin(layer.layer(Gate::open()).oneshot("T"));
+        let future = Box::pin(layer.layer(BusyService::quick()).oneshot("T"));
         requests.spawn(Sparing { future, polls: 0 });
     }
     while let Some(rejected) = requests.join_next().await {
@@ -277,15 +280,15 @@ async fn a_waiting_request_is_polled_no_more_than_it_must() {
         assert_eq!(reason(&error), Some(RejectReason::WaitExpired));
     }
     drop(held);
-    probe(layer.limiter(), "T", 1, 100);
+    assert_available(layer.limiter(), "T", 1, 100);
 }
 
 // PR7
 #[test]
 fn a_full_tenant_neither_wakes_its_callers_nor_keeps_them_from_being_ready() {
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let layer = patient(1);
-    let service = layer.layer(gate.clone());
+    let service = layer.layer(inner.clone());
     let mut running = call(&service, "T");
     assert_pending!(running.poll());
     let mut waiting: Vec<_> = (0..100).map(|_| call(&service, "T")).collect();
@@ -294,14 +297,14 @@ fn a_full_tenant_neither_wakes_its_callers_nor_keeps_them_from_being_ready() {
         assert!(!request.is_woken());
     }
     assert_ready_ok!(task::spawn(service.ready_oneshot()).poll());
-    gate.let_out(1);
+    inner.finish(1);
     assert_ready_ok!(running.poll());
     assert_eq!(
         waiting.iter().filter(|waiting| waiting.is_woken()).count(),
         1
     );
     drop(waiting);
-    probe(layer.limiter(), "T", 1, QUEUE);
+    assert_available(layer.limiter(), "T", 1, QUEUE);
 }
 
 fn reason(error: &Error) -> Option<RejectReason> {
@@ -310,10 +313,10 @@ fn reason(error: &Error) -> Option<RejectReason> {
 
 // PR9
 #[test]
-fn a_closed_limiter_rejects_who_waits_and_who_comes() {
-    let gate = Gate::shut();
+fn a_closed_limiter_rejects_waiting_and_new_requests() {
+    let inner = BusyService::new();
     let layer = patient(1);
-    let service = layer.layer(gate.clone());
+    let service = layer.layer(inner.clone());
     let mut running = call(&service, "T");
     assert_pending!(running.poll());
     let mut waiting: Vec<_> = (0..3).map(|_| call(&service, "T")).collect();
@@ -330,9 +333,9 @@ fn a_closed_limiter_rejects_who_waits_and_who_comes() {
         let error = assert_ready_err!(call(&service, tenant).poll());
         assert_eq!(reason(&error), Some(RejectReason::Closed));
     }
-    assert_eq!(gate.calls("T"), 1);
+    assert_eq!(inner.calls("T"), 1);
     assert_eq!(layer.limiter().in_flight("T"), 1);
-    gate.let_out(1);
+    inner.finish(1);
     assert_ready_ok!(running.poll());
     assert_eq!(layer.limiter().in_flight("T"), 0);
     assert_eq!(layer.limiter().waiting("T"), 0);
@@ -343,7 +346,7 @@ fn a_closed_limiter_rejects_who_waits_and_who_comes() {
 async fn a_waiting_request_costs_no_task() {
     let overflow = Overflow::queue(1_000).max_wait(Duration::from_secs(3600));
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(overflow);
-    let service = layer.layer(Gate::shut());
+    let service = layer.layer(BusyService::new());
     let mut running = call(&service, "T");
     assert_pending!(running.poll());
     let tasks = Handle::current().metrics().num_alive_tasks();
@@ -354,7 +357,7 @@ async fn a_waiting_request_costs_no_task() {
     assert_eq!(layer.limiter().waiting("T"), 1_000);
     assert_eq!(Handle::current().metrics().num_alive_tasks(), tasks);
     drop((running, waiting));
-    probe(layer.limiter(), "T", 1, 1_000);
+    assert_available(layer.limiter(), "T", 1, 1_000);
 }
 
 /// A service that is never ready, because it is broken.
@@ -377,7 +380,7 @@ impl Service<Tenant> for Broken {
 
 // PR9
 #[test]
-fn an_inner_service_that_fails_to_be_ready_is_seen_as_it_is() {
+fn an_inner_service_that_fails_to_be_ready_passes_its_error_on() {
     let layer = TenantConcurrencyLayer::new(1, tenant_of);
     let service = layer.layer(Broken);
     let ready = service.ready_oneshot();
@@ -389,7 +392,7 @@ fn an_inner_service_that_fails_to_be_ready_is_seen_as_it_is() {
 
 // PR9
 #[test]
-fn an_inner_service_that_fails_to_be_ready_after_a_wait_gives_the_slot_back() {
+fn an_inner_service_that_fails_to_be_ready_after_a_wait_releases_the_permit() {
     let layer = patient(1);
     let held = layer.limiter().try_acquire(&"T").unwrap();
     // Not readied before the call: what counts is that it fails after the wait.
@@ -398,5 +401,5 @@ fn an_inner_service_that_fails_to_be_ready_after_a_wait_gives_the_slot_back() {
     drop(held);
     let error = assert_ready_err!(waiting.poll());
     assert_eq!(error.to_string(), "broken");
-    probe(layer.limiter(), "T", 1, QUEUE);
+    assert_available(layer.limiter(), "T", 1, QUEUE);
 }

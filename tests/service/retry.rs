@@ -57,7 +57,7 @@ fn layer() -> TenantConcurrencyLayer<u8, impl Fn(&Request) -> Option<u8> + Clone
 
 // RT1
 #[tokio::test(start_paused = true)]
-async fn with_retry_outside_the_slot_is_free_while_an_attempt_is_awaited() {
+async fn with_retry_outside_no_permit_is_held_between_attempts() {
     let (upstream, layer) = (Upstream::default(), layer());
     let limited = layer.layer(service_fn(move |request| upstream.answer(request)));
     let retried = ServiceBuilder::new()
@@ -74,7 +74,7 @@ async fn with_retry_outside_the_slot_is_free_while_an_attempt_is_awaited() {
 
 // RT1
 #[tokio::test(start_paused = true)]
-async fn with_retry_inside_one_slot_is_held_through_all_attempts() {
+async fn with_retry_inside_one_permit_is_held_through_all_attempts() {
     let (upstream, layer) = (Upstream::default(), layer());
     let retried = ServiceBuilder::new()
         .retry(BackOff::default())

@@ -19,7 +19,9 @@ use tower_tenant::{
     Limits, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter, limiter::Evictor,
 };
 
-use crate::support::{Gate, Tenant, call, probe, reason, tenant_of, wind_up};
+use crate::support::{
+    BusyService, Tenant, assert_all_released, assert_available, call, reason, tenant_of,
+};
 
 type StaticLayer = TenantConcurrencyLayer<Tenant, fn(&Tenant) -> Option<Tenant>>;
 
@@ -40,8 +42,8 @@ fn paused_runtime() -> Runtime {
 
 /// Limits, queues, waits out and evicts on the runtime that is current, whose clock is paused.
 async fn everything_works(layer: &StaticLayer) {
-    let gate = Gate::shut();
-    let (limiter, service) = (layer.limiter(), layer.layer(gate.clone()));
+    let inner = BusyService::new();
+    let (limiter, service) = (layer.limiter(), layer.layer(inner.clone()));
     let holder = tokio::spawn(service.clone().oneshot("T"));
     yield_now().await;
     let waiter = tokio::spawn(service.clone().oneshot("T"));
@@ -52,11 +54,11 @@ async fn everything_works(layer: &StaticLayer) {
     assert_eq!(late.rejected().unwrap().reason(), RejectReason::WaitExpired);
     let waiter = tokio::spawn(service.clone().oneshot("T"));
     yield_now().await;
-    gate.let_out(2);
+    inner.finish(2);
     assert_eq!(holder.await.unwrap().unwrap(), "T");
     assert_eq!(waiter.await.unwrap().unwrap(), "T");
-    assert_eq!(gate.peak("T"), 1);
-    probe(limiter, "T", 1, 1);
+    assert_eq!(inner.peak("T"), 1);
+    assert_available(limiter, "T", 1, 1);
     assert_eq!(limiter.tracked(), 1);
     time::sleep(Duration::from_secs(13)).await;
     assert_eq!(limiter.tracked(), 0, "nothing is evicted");
@@ -66,7 +68,7 @@ async fn everything_works(layer: &StaticLayer) {
 #[test]
 fn a_layer_is_made_cloned_and_dropped_without_a_runtime() {
     static LAYER: LazyLock<StaticLayer> = LazyLock::new(static_layer);
-    drop(LAYER.clone().layer(Gate::open()));
+    drop(LAYER.clone().layer(BusyService::quick()));
     drop(static_layer());
     paused_runtime().block_on(everything_works(&LAYER));
 }
@@ -74,22 +76,22 @@ fn a_layer_is_made_cloned_and_dropped_without_a_runtime() {
 // SR1
 #[test]
 fn a_limiter_without_a_runtime_limits_and_queues() {
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let queue = Overflow::queue(1).max_wait(Duration::MAX);
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue);
-    let service = layer.layer(gate.clone());
+    let service = layer.layer(inner.clone());
     let mut holder = call(&service, "T");
     let mut waiter = call(&service, "T");
     assert_pending!(holder.poll());
     assert_pending!(waiter.poll());
     assert_eq!(reason(call(&service, "T").poll()), RejectReason::QueueFull);
-    gate.let_out(2);
+    inner.finish(2);
     assert_ready_ok!(holder.poll());
     assert!(waiter.is_woken());
     assert_ready_ok!(waiter.poll());
     drop((holder, waiter));
-    assert_eq!(gate.peak("T"), 1);
-    wind_up(layer.limiter(), "T", 1, 1);
+    assert_eq!(inner.peak("T"), 1);
+    assert_all_released(layer.limiter(), "T", 1, 1);
 }
 
 // SR1
@@ -105,7 +107,7 @@ fn a_wait_that_no_timer_can_end_is_rejected_at_once() {
     assert_eq!(rejected.reason(), RejectReason::WaitExpired);
     assert_eq!(limiter.waiting(&"T"), 0);
     drop(held);
-    wind_up(&limiter, "T", 1, 1);
+    assert_all_released(&limiter, "T", 1, 1);
 }
 
 // SR2
@@ -115,7 +117,7 @@ fn a_static_layer_works_on_one_runtime_after_another() {
     for _ in 0..3 {
         paused_runtime().block_on(everything_works(&LAYER));
         let multi_thread = Runtime::new().unwrap();
-        let request = LAYER.clone().layer(Gate::open()).oneshot("T");
+        let request = LAYER.clone().layer(BusyService::quick()).oneshot("T");
         multi_thread.block_on(request).unwrap();
     }
 }
@@ -124,11 +126,11 @@ fn a_static_layer_works_on_one_runtime_after_another() {
 #[test]
 fn requests_that_end_with_their_runtime_leave_no_trace() {
     static LAYER: LazyLock<StaticLayer> = LazyLock::new(static_layer);
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let limiter = LAYER.limiter();
     let first = paused_runtime();
     first.block_on(async {
-        let service = LAYER.layer(gate.clone());
+        let service = LAYER.layer(inner.clone());
         tokio::spawn(service.clone().oneshot("T"));
         tokio::spawn(service.clone().oneshot("T"));
         time::sleep(Duration::from_millis(1)).await;
@@ -136,17 +138,17 @@ fn requests_that_end_with_their_runtime_leave_no_trace() {
     });
     drop(first);
     assert_eq!((limiter.in_flight(&"T"), limiter.waiting(&"T")), (0, 0));
-    assert_eq!((gate.running("T"), gate.calls("T")), (0, 1));
-    probe(limiter, "T", 1, 1);
+    assert_eq!((inner.running("T"), inner.calls("T")), (0, 1));
+    assert_available(limiter, "T", 1, 1);
     paused_runtime().block_on(everything_works(&LAYER));
 }
 
 // SR2
 #[test]
 fn a_waiter_that_outlives_its_runtime_is_rejected_or_served_but_not_stuck() {
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let layer = static_layer();
-    let (limiter, service) = (layer.limiter(), layer.layer(gate.clone()));
+    let (limiter, service) = (layer.limiter(), layer.layer(inner.clone()));
     for freed in [false, true] {
         let first = paused_runtime();
         let mut holder = call(&service, "T");
@@ -159,7 +161,7 @@ fn a_waiter_that_outlives_its_runtime_is_rejected_or_served_but_not_stuck() {
         if freed {
             drop(holder);
             assert_pending!(waiter.poll());
-            assert_eq!(gate.running("T"), 1);
+            assert_eq!(inner.running("T"), 1);
         } else {
             assert!(waiter.is_woken());
             assert_eq!(reason(waiter.poll()), RejectReason::WaitExpired);
@@ -167,12 +169,12 @@ fn a_waiter_that_outlives_its_runtime_is_rejected_or_served_but_not_stuck() {
             drop(holder);
         }
         drop(waiter);
-        probe(limiter, "T", 1, 1);
+        assert_available(limiter, "T", 1, 1);
     }
     paused_runtime().block_on(everything_works(&layer));
 }
 
-/// Uses `count` layers once each, drops them, and tells how many live on.
+/// Uses `count` layers once each, drops them, and returns how many live on.
 async fn live_on(count: usize) -> usize {
     let dropped = Arc::new(());
     for _ in 0..count {
@@ -183,7 +185,11 @@ async fn live_on(count: usize) -> usize {
             Some(*tenant)
         };
         let layer = TenantConcurrencyLayer::new(limits, extract);
-        layer.layer(Gate::open()).oneshot("T").await.unwrap();
+        layer
+            .layer(BusyService::quick())
+            .oneshot("T")
+            .await
+            .unwrap();
         // The evictor gets to run, and to set its timer.
         yield_now().await;
     }
@@ -219,30 +225,30 @@ async fn a_layer_ends_with_its_last_handle_on_a_real_clock_too() {
 fn a_runtime_ends_without_waiting_for_an_evictor() {
     let layer = TenantConcurrencyLayer::new(1, tenant_of);
     let runtime = Runtime::new().unwrap();
-    let request = layer.layer(Gate::open()).oneshot("T");
+    let request = layer.layer(BusyService::quick()).oneshot("T");
     runtime.block_on(request).unwrap();
     assert_eq!(runtime.handle().metrics().num_alive_tasks(), 1);
     drop(runtime);
-    wind_up(layer.limiter(), "T", 1, 0);
+    assert_all_released(layer.limiter(), "T", 1, 0);
 }
 
 // SR3
 #[tokio::test(start_paused = true)]
 async fn a_request_may_outlive_all_handles() {
-    let gate = Gate::shut();
+    let inner = BusyService::new();
     let queue = Overflow::queue(1).max_wait(Duration::MAX);
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(queue);
-    let service = layer.layer(gate.clone());
+    let service = layer.layer(inner.clone());
     let mut holder = call(&service, "T");
     let mut waiter = call(&service, "T");
     drop((layer, service));
     assert_pending!(holder.poll());
     assert_pending!(waiter.poll());
-    gate.let_out(2);
+    inner.finish(2);
     assert_ready_ok!(holder.poll());
     assert!(waiter.is_woken());
     assert_ready_ok!(waiter.poll());
-    assert_eq!(gate.peak("T"), 1);
+    assert_eq!(inner.peak("T"), 1);
 }
 
 // SR7
@@ -290,5 +296,5 @@ async fn waiters_leave_the_thread_to_the_request_they_wait_for() {
         .await;
     assert_eq!(runs.get(), 11);
     assert!(start.elapsed() <= 11 * 6 * TICK, "a wake-up was late");
-    wind_up(layer.limiter(), "T", 1, 10);
+    assert_all_released(layer.limiter(), "T", 1, 10);
 }

@@ -22,7 +22,7 @@ use tonic_prost::ProstCodec;
 use tower::{BoxError, Service, service_fn};
 
 use crate::{
-    support::{Gate, Tenant},
+    support::{BusyService, Tenant},
     wire::{listen, tenant_in},
 };
 
@@ -59,18 +59,18 @@ pub const KINDS: [Kind; 4] = [
     Kind::Bidi,
 ];
 
-/// The service. Each line, and each status of a script, passes its gate first.
+/// The service. Each line, and each status of a script, is a request to the inner service first.
 #[derive(Clone, Debug)]
-pub struct Stage(pub Gate);
+pub struct ScriptedService(pub BusyService);
 
-impl NamedService for Stage {
-    const NAME: &'static str = "stage.Stage";
+impl NamedService for ScriptedService {
+    const NAME: &'static str = "test.Scripted";
 }
 
 type Codec = ProstCodec<Script, Script>;
 type Lines = Pin<Box<dyn Stream<Item = Result<Script, Status>> + Send>>;
 
-impl Service<http::Request<Body>> for Stage {
+impl Service<http::Request<Body>> for ScriptedService {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
@@ -80,29 +80,29 @@ impl Service<http::Request<Body>> for Stage {
     }
 
     fn call(&mut self, req: http::Request<Body>) -> Self::Future {
-        let gate = self.0.clone();
+        let inner = self.0.clone();
         let tenant = tenant_in(&req).expect("a tenant that is limited");
         let one = |req: Request<Script>| req.map(|script| stream::iter([Ok(script)]));
         let play_one = {
-            let gate = gate.clone();
-            move |req| play(gate.clone(), tenant, one(req))
+            let inner = inner.clone();
+            move |req| play(inner.clone(), tenant, one(req))
         };
-        let play_all = move |req: Request<Streaming<Script>>| play(gate.clone(), tenant, req);
+        let play_all = move |req: Request<Streaming<Script>>| play(inner.clone(), tenant, req);
         Box::pin(async move {
             let mut grpc = tonic::server::Grpc::new(Codec::default());
             Ok(match req.uri().path() {
-                "/stage.Stage/Unary" => {
+                "/test.Scripted/Unary" => {
                     let handler = service_fn(move |req| joined(play_one(req)));
                     grpc.unary(handler, req).await
                 }
-                "/stage.Stage/ServerStream" => {
+                "/test.Scripted/ServerStream" => {
                     grpc.server_streaming(service_fn(play_one), req).await
                 }
-                "/stage.Stage/ClientStream" => {
+                "/test.Scripted/ClientStream" => {
                     let handler = service_fn(move |req| joined(play_all(req)));
                     grpc.client_streaming(handler, req).await
                 }
-                "/stage.Stage/Bidi" => grpc.streaming(service_fn(play_all), req).await,
+                "/test.Scripted/Bidi" => grpc.streaming(service_fn(play_all), req).await,
                 _ => Status::unimplemented("").into_http(),
             })
         })
@@ -110,7 +110,11 @@ impl Service<http::Request<Body>> for Stage {
 }
 
 /// Without a line to say first, a script that fails does so before there is a stream.
-async fn play<S>(gate: Gate, tenant: Tenant, req: Request<S>) -> Result<Response<Lines>, Status>
+async fn play<S>(
+    inner: BusyService,
+    tenant: Tenant,
+    req: Request<S>,
+) -> Result<Response<Lines>, Status>
 where
     S: Stream<Item = Result<Script, Status>> + Send + Unpin + 'static,
 {
@@ -121,9 +125,9 @@ where
     }
     let scripts = stream::iter([Ok(first)]).chain(scripts);
     let lines = scripts.flat_map(lines_of).then(move |line| {
-        let mut gate = gate.clone();
+        let mut inner = inner.clone();
         async move {
-            let Ok(_) = gate.call(tenant).await;
+            let Ok(_) = inner.call(tenant).await;
             line
         }
     });
@@ -239,7 +243,7 @@ fn request<M>(tenant: Tenant, message: M) -> Request<M> {
 }
 
 fn path(kind: Kind) -> PathAndQuery {
-    let path = format!("/stage.Stage/{kind:?}");
+    let path = format!("/test.Scripted/{kind:?}");
     path.parse().expect("a path")
 }
 

@@ -5,12 +5,12 @@
     reason = "each program of tests uses its part"
 )]
 
+mod capacity;
 mod poll;
-mod probe;
 mod service;
 mod time;
 
+pub use capacity::{assert_all_released, assert_available, evict_all, evict_idle_now, manual};
 pub use poll::{call, reason};
-pub use probe::{forget_all, forget_idle, manual, probe, wind_up};
-pub use service::{Gate, Inside, Seen, Tenant, tenant_of};
-pub use time::{soon, until, watched};
+pub use service::{BusyService, Tenant, tenant_of};
+pub use time::{run_with_timeout, until, with_timeout};

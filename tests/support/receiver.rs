@@ -32,25 +32,25 @@ use http_body_util::{BodyExt, StreamBody};
 use tower::Service;
 
 use crate::{
-    support::Gate,
+    support::BusyService,
     wire::{listen, tenant_in},
 };
 
 #[derive(Clone, Debug)]
 pub struct Receiver {
     pub addr: SocketAddr,
-    /// Who is inside, to the end of the answer.
-    pub gate: Gate,
+    /// Each request runs in it, to the end of the response.
+    pub service: BusyService,
     log: Arc<Mutex<Vec<String>>>,
     connections: Arc<AtomicUsize>,
 }
 
 impl Receiver {
-    pub async fn start(gate: Gate) -> Self {
+    pub async fn start(service: BusyService) -> Self {
         let (listener, addr) = listen().await;
         let receiver = Self {
             addr,
-            gate,
+            service,
             log: Arc::default(),
             connections: Arc::default(),
         };
@@ -78,12 +78,12 @@ impl Receiver {
     }
 
     fn router(self) -> Router {
-        let gate = self.gate.clone();
-        let brief = move |req: Request| gate.clone().pass(tenant_in(&req).unwrap());
+        let inner = self.service.clone();
+        let brief = move |req: Request| inner.clone().serve_briefly(tenant_in(&req).unwrap());
         let enter = move |req: &Request| {
             let path = req.uri().path().to_owned();
             self.log.lock().unwrap().push(path);
-            self.gate.clone().call(tenant_in(req).unwrap())
+            self.service.clone().call(tenant_in(req).unwrap())
         };
         let work = {
             let enter = enter.clone();

@@ -1,4 +1,4 @@
-//! An inner service that stays busy until the test lets its requests go.
+//! An inner service that a test keeps busy.
 
 use std::{
     collections::HashMap,
@@ -15,98 +15,100 @@ use tower::Service;
 /// A request: the name of its tenant.
 pub type Tenant = &'static str;
 
-/// An inner service whose requests stay in it until the test lets them go.
+/// An inner service that stays busy with each request until the test finishes it.
 ///
-/// It counts who is inside: how many now, at most, and ever.
+/// It counts the requests of each tenant.
 #[derive(Clone, Debug)]
-pub struct Gate {
-    seen: Arc<Mutex<HashMap<Tenant, Seen>>>,
-    exits: Arc<Semaphore>,
+pub struct BusyService {
+    counts: Arc<Mutex<HashMap<Tenant, Counts>>>,
+    finished: Arc<Semaphore>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Seen {
-    pub running: usize,
-    pub peak: usize,
-    pub calls: usize,
+struct Counts {
+    running: usize,
+    peak: usize,
+    calls: usize,
 }
 
-impl Gate {
-    /// A gate that lets nobody out.
-    pub fn shut() -> Self {
+impl BusyService {
+    /// A service that finishes no request by itself.
+    pub fn new() -> Self {
         Self {
-            seen: Arc::default(),
-            exits: Arc::new(Semaphore::new(0)),
+            counts: Arc::default(),
+            finished: Arc::new(Semaphore::new(0)),
         }
     }
 
-    /// A gate that lets everybody out at once.
-    pub fn open() -> Self {
-        let gate = Self::shut();
-        gate.let_out(1 << 20);
-        gate
+    /// A service that finishes each request at once.
+    pub fn quick() -> Self {
+        let service = Self::new();
+        service.finish(1 << 20);
+        service
     }
 
-    /// Lets the next `count` requests out, in the order of their first polls.
-    pub fn let_out(&self, count: usize) {
-        self.exits.add_permits(count);
+    /// Finishes the next `count` requests, in the order of their first polls.
+    pub fn finish(&self, count: usize) {
+        self.finished.add_permits(count);
     }
 
-    pub fn seen(&self, tenant: Tenant) -> Seen {
-        let seen = self.seen.lock().unwrap();
-        seen.get(tenant).copied().unwrap_or_default()
-    }
-
+    /// The requests of a tenant that are running.
     pub fn running(&self, tenant: Tenant) -> usize {
-        self.seen(tenant).running
+        self.counts(tenant).running
     }
 
+    /// The most requests of a tenant that were running at once.
     pub fn peak(&self, tenant: Tenant) -> usize {
-        self.seen(tenant).peak
+        self.counts(tenant).peak
     }
 
+    /// All requests of a tenant.
     pub fn calls(&self, tenant: Tenant) -> usize {
-        self.seen(tenant).calls
+        self.counts(tenant).calls
     }
 
-    /// Lets somebody pass who is inside for a moment in which others can come.
-    pub async fn pass(self, tenant: Tenant) -> Tenant {
-        let _inside = self.enter(tenant);
+    fn counts(&self, tenant: Tenant) -> Counts {
+        let all = self.counts.lock().unwrap();
+        all.get(tenant).copied().unwrap_or_default()
+    }
+
+    /// Serves a request that runs for a moment in which others can start.
+    pub async fn serve_briefly(self, tenant: Tenant) -> Tenant {
+        let _running = self.start(tenant);
         for _ in 0..8 {
             tokio::task::yield_now().await;
         }
         tenant
     }
 
-    /// Counts somebody in, until the answer is dropped.
-    pub fn enter(&self, tenant: Tenant) -> Inside {
-        let mut all = self.seen.lock().unwrap();
-        let seen = all.entry(tenant).or_default();
-        seen.calls += 1;
-        seen.running += 1;
-        seen.peak = seen.peak.max(seen.running);
-        Inside {
-            gate: self.clone(),
+    /// Counts a request as running until the returned guard is dropped.
+    fn start(&self, tenant: Tenant) -> Running {
+        let mut all = self.counts.lock().unwrap();
+        let counts = all.entry(tenant).or_default();
+        counts.calls += 1;
+        counts.running += 1;
+        counts.peak = counts.peak.max(counts.running);
+        Running {
+            service: self.clone(),
             tenant,
         }
     }
 }
 
-/// A request that is inside a [`Gate`].
-#[derive(Debug)]
-pub struct Inside {
-    gate: Gate,
+/// A request that is running.
+struct Running {
+    service: BusyService,
     tenant: Tenant,
 }
 
-impl Drop for Inside {
+impl Drop for Running {
     fn drop(&mut self) {
-        let mut all = self.gate.seen.lock().unwrap();
+        let mut all = self.service.counts.lock().unwrap();
         all.entry(self.tenant).or_default().running -= 1;
     }
 }
 
-impl Service<Tenant> for Gate {
+impl Service<Tenant> for BusyService {
     type Response = Tenant;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Tenant, Infallible>> + Send>>;
@@ -116,17 +118,17 @@ impl Service<Tenant> for Gate {
     }
 
     fn call(&mut self, tenant: Tenant) -> Self::Future {
-        let inside = self.enter(tenant);
-        let exits = Arc::clone(&self.exits);
+        let running = self.start(tenant);
+        let finished = Arc::clone(&self.finished);
         Box::pin(async move {
-            exits.acquire().await.expect("never closed").forget();
-            drop(inside);
+            finished.acquire().await.expect("never closed").forget();
+            drop(running);
             Ok(tenant)
         })
     }
 }
 
-/// The extractor that goes with [`Gate`].
+/// The extractor that goes with [`BusyService`].
 pub fn tenant_of(tenant: &Tenant) -> Option<Tenant> {
     Some(tenant)
 }

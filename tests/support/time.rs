@@ -1,4 +1,4 @@
-//! Time limits for what might never end.
+//! Timeouts for what might never end.
 
 use std::{
     future::Future,
@@ -12,11 +12,11 @@ use std::{
 const HANGS: Duration = Duration::from_secs(120);
 
 /// Fails instead of hanging: `test` has two minutes.
-pub fn watched<R: Send + 'static>(test: impl FnOnce() -> R + Send + 'static) -> R {
+pub fn run_with_timeout<R: Send + 'static>(test: impl FnOnce() -> R + Send + 'static) -> R {
     let (done, result) = mpsc::channel();
     let thread = thread::spawn(move || {
         let result = test();
-        done.send(()).expect("somebody watches");
+        done.send(()).expect("the test is awaited");
         result
     });
     if let Err(RecvTimeoutError::Timeout) = result.recv_timeout(HANGS) {
@@ -25,15 +25,15 @@ pub fn watched<R: Send + 'static>(test: impl FnOnce() -> R + Send + 'static) -> 
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// A watchdog: a test that hangs fails.
-pub async fn soon<F: Future>(work: F) -> F::Output {
+/// Fails instead of hanging: `work` has two minutes.
+pub async fn with_timeout<F: Future>(work: F) -> F::Output {
     let done = tokio::time::timeout(HANGS, work).await;
-    done.expect("nothing happens any more")
+    done.expect("it hangs")
 }
 
 /// Lets other tasks run until `condition` holds.
 pub async fn until(condition: impl Fn() -> bool) {
-    soon(async {
+    with_timeout(async {
         while !condition() {
             tokio::task::yield_now().await;
         }

@@ -14,7 +14,7 @@ use hyper::{
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::support::{Tenant, soon};
+use crate::support::{Tenant, with_timeout};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Version {
@@ -81,7 +81,7 @@ impl Client {
                 }
             }
         };
-        soon(exchange).await
+        with_timeout(exchange).await
     }
 
     pub async fn get(&mut self, path: &str, tenant: Tenant) -> hyper::Result<Response<Incoming>> {
@@ -129,5 +129,5 @@ pub async fn get(addr: SocketAddr, version: Version, path: &str, tenant: Tenant)
         let response = client.get(path, tenant).await.unwrap();
         Answer::of(response).await.unwrap()
     };
-    soon(exchange).await
+    with_timeout(exchange).await
 }

@@ -5,8 +5,8 @@
 //! cargo run --release -p noisy_neighbour [chart.svg]
 //! ```
 //!
-//! It prints a table and draws `target/noisy_neighbour.svg`, or the file it is told. The handler
-//! counts whom it runs at once; if that was ever more than the layer is to let in, the example
+//! It prints a table and draws `target/noisy_neighbour.svg`, or the file that is named. The handler
+//! counts what it runs at once; if that was ever more than the layer is to admit, the example
 //! exits with 1. To see that happen, let the layers admit more: `EXTRA=1 cargo run ...`.
 
 mod chart;
@@ -23,7 +23,7 @@ use crate::{
 
 /// How many requests the resource behind the handler works on at once.
 const CAPACITY: usize = 8;
-/// How many requests of one tenant are let in where tenants are capped.
+/// How many requests of one tenant are admitted where tenants are capped.
 const CAP: usize = 4;
 
 #[tokio::main]
@@ -53,7 +53,7 @@ async fn main() -> ExitCode {
     if runs.iter().all(Run::keeps_its_promise) {
         return ExitCode::SUCCESS;
     }
-    eprintln!("The handler ran more requests at once than the layer is to let in.");
+    eprintln!("The handler ran more requests at once than the layer is to admit.");
     ExitCode::FAILURE
 }
 

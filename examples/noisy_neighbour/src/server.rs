@@ -1,4 +1,4 @@
-//! The server, and a count of whom its handler runs at once.
+//! The server, and a count of the requests that its handler runs at once.
 
 use std::{
     collections::HashMap,
@@ -67,7 +67,7 @@ async fn handler(State((resource, inside)): State<Shared>, headers: HeaderMap) -
     start.elapsed().as_micros().to_string()
 }
 
-/// Who is in the handler.
+/// The requests in the handler.
 #[derive(Clone, Default)]
 pub(crate) struct Inside(Arc<Mutex<Counts>>);
 

@@ -1,4 +1,4 @@
-//! The table: who was served how much, and who waited for it.
+//! The table: how much was served of each tenant, and how long it waited.
 
 use std::ops::Range;
 

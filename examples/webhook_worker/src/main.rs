@@ -65,7 +65,7 @@ async fn main() -> Done<ExitCode> {
 
 async fn show(database: &Path) -> Done<ExitCode> {
     let cases = [
-        // First, so that whoever waits for it to have room holds up all the others.
+        // First, so that a request that waits for it to have room delays all the others.
         case("hanging", 6, 2, Manner::Hangs).await,
         case("flood", 200, 4, Manner::Accepts).await,
         case("ant", 12, 2, Manner::Accepts).await,

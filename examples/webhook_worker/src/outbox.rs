@@ -1,4 +1,4 @@
-//! The outbox: what is to be sent to whom, in SQLite.
+//! The outbox: the callbacks that are to be sent, in SQLite.
 //!
 //! All that is known about a delivery is in its row, so that a worker that is killed loses nothing:
 //!
@@ -121,7 +121,7 @@ impl Outbox {
         })
     }
 
-    /// Queues again what a killed worker was sending. Nobody knows what became of it.
+    /// Queues again what a killed worker was sending. Whether it was delivered is unknown.
     pub fn recover(&self) -> Result<()> {
         let sql = "UPDATE outbox SET status = 'queued' WHERE status = 'sending'";
         self.0.execute(sql, [])?;

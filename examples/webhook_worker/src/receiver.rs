@@ -1,4 +1,4 @@
-//! The receivers: a server for each customer, which counts who is with it.
+//! The receivers: a server for each customer, which counts its callbacks.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

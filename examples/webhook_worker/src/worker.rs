@@ -15,7 +15,7 @@ use crate::outbox::{Customer, Delivery, Outbox};
 
 /// After how many attempts a row is dead.
 pub const MAX_ATTEMPTS: u32 = 4;
-/// How often it is asked who has something due, if no delivery ends before.
+/// How often the outbox is asked for what is due, if no delivery ends before.
 const POLL: Duration = Duration::from_millis(20);
 
 /// Sends all rows of the database, and ends when none is left.
@@ -76,7 +76,7 @@ impl Worker {
         }
     }
 
-    /// Makes one attempt. The back-off is a time in the table: nobody sleeps with the permit.
+    /// Makes one attempt. The back-off is a time in the table: no permit is held in the meantime.
     async fn deliver(self, delivery: Delivery, permit: Permit) {
         let sent = self.send(&delivery).await;
         let back_off =

@@ -22,7 +22,7 @@ use axum::{
 };
 use outbox::{Customer, Entry, Outbox};
 use rusqlite::Connection;
-use support::{Gate, Tenant, soon, until};
+use support::{BusyService, Tenant, until, with_timeout};
 use tokio::{
     net::TcpListener,
     process::{Child, Command},
@@ -39,7 +39,7 @@ const SHORT: Duration = Duration::from_millis(1);
 struct Receiver {
     name: Tenant,
     url: String,
-    gate: Gate,
+    service: BusyService,
     seen: Arc<Mutex<Seen>>,
     /// Which rows it does not accept.
     fails: fn(i64) -> bool,
@@ -52,14 +52,14 @@ struct Seen {
 }
 
 impl Receiver {
-    async fn start(name: Tenant, gate: Gate, fails: fn(i64) -> bool) -> Self {
+    async fn start(name: Tenant, service: BusyService, fails: fn(i64) -> bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/", listener.local_addr().unwrap());
         let seen = Arc::default();
         let receiver = Self {
             name,
             url,
-            gate,
+            service,
             seen,
             fails,
         };
@@ -92,7 +92,7 @@ impl Receiver {
 async fn receive(State(mut receiver): State<Receiver>, headers: HeaderMap) -> StatusCode {
     let row = headers["webhook-id"].to_str().unwrap().parse().unwrap();
     receiver.seen().came.push(row);
-    receiver.gate.call(receiver.name).await.unwrap();
+    receiver.service.call(receiver.name).await.unwrap();
     if (receiver.fails)(row) {
         return StatusCode::INTERNAL_SERVER_ERROR;
     }
@@ -123,14 +123,14 @@ fn start_worker(database: &Path) -> Child {
 }
 
 async fn ended_well(mut worker: Child) -> bool {
-    soon(worker.wait()).await.unwrap().success()
+    with_timeout(worker.wait()).await.unwrap().success()
 }
 
-/// Kills the worker as nobody can prevent, and waits until the receivers know.
+/// Kills the worker by a signal that cannot be caught, and waits until the receivers notice.
 async fn kill(mut worker: Child, receivers: &[&Receiver]) {
     worker.kill().await.unwrap();
     for receiver in receivers {
-        until(|| receiver.gate.running(receiver.name) == 0).await;
+        until(|| receiver.service.running(receiver.name) == 0).await;
     }
 }
 
@@ -160,8 +160,8 @@ fn delivered(entries: &[Entry]) -> BTreeSet<i64> {
 
 #[tokio::test]
 async fn a_worker_killed_half_way_loses_no_row_and_marks_none_that_was_not_received() {
-    let ant = Receiver::start("ant", Gate::shut(), |_| false).await;
-    let bee = Receiver::start("bee", Gate::shut(), |_| false).await;
+    let ant = Receiver::start("ant", BusyService::new(), |_| false).await;
+    let bee = Receiver::start("bee", BusyService::new(), |_| false).await;
     let customers = [
         (ant.customer(2, LONG, LONG), 20),
         (bee.customer(3, LONG, LONG), 20),
@@ -169,10 +169,10 @@ async fn a_worker_killed_half_way_loses_no_row_and_marks_none_that_was_not_recei
     let database = database("killed", &customers);
 
     let worker = start_worker(&database);
-    ant.gate.let_out(7);
-    bee.gate.let_out(10);
-    until(|| ant.accepted() == 7 && ant.gate.running("ant") == 2).await;
-    until(|| bee.accepted() == 10 && bee.gate.running("bee") == 3).await;
+    ant.service.finish(7);
+    bee.service.finish(10);
+    until(|| ant.accepted() == 7 && ant.service.running("ant") == 2).await;
+    until(|| bee.accepted() == 10 && bee.service.running("bee") == 3).await;
     kill(worker, &[&ant, &bee]).await;
 
     let then = delivered(&entries(&database));
@@ -182,8 +182,8 @@ async fn a_worker_killed_half_way_loses_no_row_and_marks_none_that_was_not_recei
     let came_then: BTreeSet<_> = came().into_iter().collect();
     assert_eq!(came_then.len(), 7 + 2 + 10 + 3);
 
-    ant.gate.let_out(100);
-    bee.gate.let_out(100);
+    ant.service.finish(100);
+    bee.service.finish(100);
     assert!(ended_well(start_worker(&database)).await);
     let all: BTreeSet<_> = (1..=40).collect();
     assert_eq!(delivered(&entries(&database)), all);
@@ -193,14 +193,14 @@ async fn a_worker_killed_half_way_loses_no_row_and_marks_none_that_was_not_recei
         let was_on_its_way = came_then.contains(&row) && !then.contains(&row);
         assert_eq!(times, 1 + usize::from(was_on_its_way), "row {row}");
     }
-    assert_eq!((ant.gate.peak("ant"), bee.gate.peak("bee")), (2, 3));
+    assert_eq!((ant.service.peak("ant"), bee.service.peak("bee")), (2, 3));
 }
 
 #[tokio::test]
-async fn a_customer_that_hangs_and_one_with_many_rows_hold_up_nobody() {
-    let hanging = Receiver::start("hanging", Gate::shut(), |_| false).await;
-    let flood = Receiver::start("flood", Gate::shut(), |_| false).await;
-    let ant = Receiver::start("ant", Gate::open(), |_| false).await;
+async fn a_customer_that_hangs_and_one_with_many_rows_delay_no_other() {
+    let hanging = Receiver::start("hanging", BusyService::new(), |_| false).await;
+    let flood = Receiver::start("flood", BusyService::new(), |_| false).await;
+    let ant = Receiver::start("ant", BusyService::quick(), |_| false).await;
     let customers = [
         (hanging.customer(2, LONG, LONG), 5),
         (flood.customer(3, LONG, LONG), 10_000),
@@ -210,7 +210,7 @@ async fn a_customer_that_hangs_and_one_with_many_rows_hold_up_nobody() {
 
     let worker = start_worker(&database);
     until(|| ant.accepted() == 12).await;
-    until(|| hanging.gate.running("hanging") == 2 && flood.gate.running("flood") == 3).await;
+    until(|| hanging.service.running("hanging") == 2 && flood.service.running("flood") == 3).await;
     kill(worker, &[&hanging, &flood, &ant]).await;
 
     // What a full customer has left is as it was: queued, with no attempt on its account.
@@ -223,15 +223,15 @@ async fn a_customer_that_hangs_and_one_with_many_rows_hold_up_nobody() {
     let floods = states(&entries, "flood");
     let left = [state("queued", 0, 9_997), state("sending", 1, 3)];
     assert_eq!(floods, left.into());
-    assert_eq!(hanging.gate.calls("hanging"), 2);
-    assert_eq!(flood.gate.calls("flood"), 3);
-    assert_eq!(ant.gate.peak("ant"), 1);
+    assert_eq!(hanging.service.calls("hanging"), 2);
+    assert_eq!(flood.service.calls("flood"), 3);
+    assert_eq!(ant.service.peak("ant"), 1);
 }
 
 // RT1
 #[tokio::test]
-async fn the_permit_is_back_before_the_back_off_ends() {
-    let flaky = Receiver::start("flaky", Gate::open(), |row| row == 1).await;
+async fn the_permit_is_released_before_the_back_off_ends() {
+    let flaky = Receiver::start("flaky", BusyService::quick(), |row| row == 1).await;
     let database = database("back_off", &[(flaky.customer(1, LONG, LONG), 3)]);
 
     let worker = start_worker(&database);
@@ -239,7 +239,7 @@ async fn the_permit_is_back_before_the_back_off_ends() {
     kill(worker, &[&flaky]).await;
 
     assert_eq!(flaky.seen().came, [1, 2, 3]);
-    assert_eq!(flaky.gate.peak("flaky"), 1);
+    assert_eq!(flaky.service.peak("flaky"), 1);
     let first = &entries(&database)[0];
     assert_eq!((first.status.as_str(), first.attempts), ("queued", 1));
     let error = first.last_error.as_deref();
@@ -252,11 +252,11 @@ async fn the_permit_is_back_before_the_back_off_ends() {
 
 #[tokio::test]
 async fn a_row_is_dead_after_its_last_attempt_and_says_why() {
-    let broken = Receiver::start("broken", Gate::open(), |_| true).await;
-    let hanging = Receiver::start("hanging", Gate::shut(), |_| false).await;
+    let broken = Receiver::start("broken", BusyService::quick(), |_| true).await;
+    let hanging = Receiver::start("hanging", BusyService::new(), |_| false).await;
     let soon = Duration::from_millis(100);
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let nobody = Customer {
+    let unreachable = Customer {
         name: "gone".to_owned(),
         url: format!("http://{}/", gone.local_addr().unwrap()),
         ..broken.customer(1, LONG, SHORT)
@@ -265,7 +265,7 @@ async fn a_row_is_dead_after_its_last_attempt_and_says_why() {
     let customers = [
         (broken.customer(2, LONG, SHORT), 3),
         (hanging.customer(2, soon, SHORT), 4),
-        (nobody, 2),
+        (unreachable, 2),
     ];
     let database = database("dead", &customers);
 
@@ -280,22 +280,22 @@ async fn a_row_is_dead_after_its_last_attempt_and_says_why() {
     assert_eq!(why(4), "no answer within 100ms");
     assert!(why(8).contains("error sending request"), "{}", why(8));
     assert_eq!(broken.seen().came.len(), 3 * ATTEMPTS as usize);
-    assert!(broken.gate.peak("broken") <= 2);
+    assert!(broken.service.peak("broken") <= 2);
     // Also not when one that was given up on made room for the next.
-    assert!(hanging.gate.peak("hanging") <= 2);
+    assert!(hanging.service.peak("hanging") <= 2);
 }
 
 #[tokio::test]
 async fn a_second_worker_of_the_same_database_sends_nothing() {
-    let ant = Receiver::start("ant", Gate::shut(), |_| false).await;
+    let ant = Receiver::start("ant", BusyService::new(), |_| false).await;
     let database = database("second", &[(ant.customer(1, LONG, LONG), 2)]);
 
     let first = start_worker(&database);
-    until(|| ant.gate.running("ant") == 1).await;
+    until(|| ant.service.running("ant") == 1).await;
     assert!(!ended_well(start_worker(&database)).await);
     assert_eq!(ant.seen().came, [1]);
 
-    ant.gate.let_out(2);
+    ant.service.finish(2);
     assert!(ended_well(first).await);
     assert_eq!(ant.seen().came, [1, 2]);
 }

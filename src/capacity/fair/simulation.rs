@@ -244,7 +244,7 @@ pub(super) struct Outcome {
     pub(super) idle: u64,
     /// The most members at a time.
     pub(super) members: usize,
-    /// How often the last waiter left the line.
+    /// How often the last waiter left the queue.
     pub(super) calm: usize,
 }
 
@@ -611,7 +611,7 @@ impl Shared {
         }
     }
 
-    /// Tells how many run of the tenant and of its owner.
+    /// Returns how many run of the tenant and of its owner.
     fn sync(&mut self, tenant: usize, now: u64, open: bool) {
         if let Some(id) = self.id(tenant) {
             self.fair.set_running(id, now, self.running[tenant], open);

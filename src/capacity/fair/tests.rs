@@ -145,7 +145,7 @@ fn a_tenant_just_below_its_own_limit_keeps_its_share() {
 }
 
 #[test]
-fn shares_follow_who_is_there_and_what_there_is() {
+fn shares_follow_the_active_tenants_and_the_capacity() {
     let coming_and_going = vec![
         backlogged(10),
         backlogged(100),
@@ -298,7 +298,7 @@ fn a_flooder_of_long_requests_costs_less_than_in_turn() {
 }
 
 #[test]
-fn a_capped_flooder_leaves_room_for_the_quiet() {
+fn a_capped_flooder_leaves_slots_for_quiet_tenants() {
     let flood = noise("flooder capped at 4", vec![flooder(10).cap(4)]);
     assert!(median_of_five(&flood, Rule::Fair).0 <= 5.4);
     let flood = noise("capped, 10 x longer", vec![flooder(100).cap(4)]);
@@ -477,7 +477,7 @@ fn a_steady_tenant_keeps_its_share_among_passing_ones() {
 }
 
 #[test]
-fn a_steady_tenant_loses_its_share_if_newcomers_start_from_the_least_attained() {
+fn a_steady_tenant_loses_its_share_if_new_tenants_start_from_the_least_attained() {
     for setting in settings_with_passing_tenants() {
         let held = share_held(&setting, Rule::LeastAttained);
         assert!(held < 0.9, "{} {held}", setting.name);
@@ -491,7 +491,7 @@ fn now_and_then(name: &'static str, steady: Tenant, passing: &Tenant, at_a_time:
 }
 
 #[test]
-fn a_steady_tenant_keeps_its_share_though_crowdings_end_all_the_time() {
+fn a_steady_tenant_keeps_its_share_though_contention_ends_all_the_time() {
     let steady = |millis| backlogged(millis).outstanding(2);
     for setting in [
         now_and_then("as long", steady(10), &passing(10).think(10), 6),
@@ -554,7 +554,7 @@ fn passing_tenants_neither_starve_the_others_nor_stay() {
 }
 
 #[test]
-fn a_forgotten_member_is_recognised() {
+fn an_evicted_member_is_recognised() {
     let mut fair = Scheduler::new();
     let owner = fair.add_owner(1, 0, 0);
     let id = fair.add(Some(owner), 1, 0, 0);
@@ -620,7 +620,7 @@ const DAY: u64 = 86_400_000_000_000;
 const HEAVIEST: u32 = 1 << 20;
 
 #[test]
-fn five_days_of_crowding_leave_room_for_the_heaviest_weights() {
+fn five_days_of_contention_do_not_overflow_with_the_heaviest_weights() {
     let mut fair = Scheduler::new();
     let busy: Vec<_> = (0..10_000).map(|_| fair.add(None, 1, 1, 0)).collect();
     for id in &busy {
@@ -641,7 +641,7 @@ fn five_days_of_crowding_leave_room_for_the_heaviest_weights() {
 }
 
 #[test]
-fn centuries_of_the_largest_capacity_leave_room_for_all_weights() {
+fn centuries_of_the_largest_capacity_do_not_overflow() {
     const SLOTS: usize = (1 << 31) - 1;
     for (owned, weight) in [(false, 1), (false, HEAVIEST), (true, 1), (true, HEAVIEST)] {
         let mut fair = Scheduler::new();

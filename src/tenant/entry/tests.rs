@@ -39,7 +39,7 @@ fn assert_calm(pool: &Pool<TenantHandle>) {
 }
 
 #[test]
-fn a_request_that_does_not_wait_begins_no_crowding() {
+fn a_request_that_does_not_wait_begins_no_contention() {
     let pool = pool(1, 0);
     let (a, b) = (tenant(&pool, 1), tenant(&pool, 1));
     assert!(matches!(join(&a, 1), Joined::Admitted(_)));
@@ -51,7 +51,7 @@ fn a_request_that_does_not_wait_begins_no_crowding() {
 }
 
 #[test]
-fn the_crowding_ends_with_the_last_wait_however_that_ends() {
+fn contention_ends_with_the_last_wait_however_that_ends() {
     type Way = fn(&TenantHandle, &TenantHandle, Joined);
     let ways: [Way; 4] = [
         |running, _, _| running.release(),

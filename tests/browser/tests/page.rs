@@ -1,4 +1,4 @@
-//! The page of the live view in headless Chromium: what it shows is what the limiter tells.
+//! The page of the live view in headless Chromium: it shows the figures of the limiter.
 
 mod browser;
 #[path = "../../support/mod.rs"]
@@ -17,7 +17,7 @@ use std::{
 use axum::{Router, extract::Request};
 use browser::{Page, browse};
 use serde_json::{Value, json};
-use support::{manual, probe};
+use support::{assert_available, manual};
 use tokio::task::JoinHandle;
 use tower_tenant::{
     Capacity, Overflow, Permit, TenantLimiter, inspect::Inspect, limiter::TenantLimiterBuilder,
@@ -72,10 +72,10 @@ impl Load {
         }
         drop(self);
         support::until(|| limiter.snapshot().waiting + limiter.snapshot().in_flight == 0).await;
-        probe(limiter, "a tenant".to_owned(), 4, 2);
+        assert_available(limiter, "a tenant".to_owned(), 4, 2);
         // The server may still be letting go of what the page asked for last.
         support::until(|| {
-            support::forget_idle(limiter);
+            support::evict_idle_now(limiter);
             limiter.tracked() == 0
         })
         .await;
@@ -153,7 +153,7 @@ const FAINT: &str = "
     return faint";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_shows_what_the_limiter_tells_on_desktop_and_phone_light_and_dark() {
+async fn the_page_shows_the_figures_of_the_limiter_on_desktop_and_phone_light_and_dark() {
     let limiter = builder().capacity(Capacity::new(12)).build();
     limiter.set_limit("wide", 8);
     drop(limiter.try_acquire("paused"));
@@ -419,7 +419,7 @@ async fn rejections_show_as_a_rate_while_they_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_tells_that_the_server_is_away_and_goes_on_when_it_is_back() {
+async fn the_page_shows_that_the_server_is_away_and_goes_on_when_it_is_back() {
     let limiter = limiter();
     let load = Load::of(&limiter, &[("acme", 2, 0)]).await;
     let app = Router::new().nest_service(MOUNT, view(&limiter));
@@ -541,10 +541,10 @@ async fn characters_that_are_not_seen_or_turn_text_around_are_marked_by_their_co
         let details = "[...document.querySelectorAll('#rows .name')].find(name => name.textContent.includes('U+202E')).click();
             return document.getElementById('who').innerHTML.includes('U+202E')";
         assert_eq!(page.run(details).await, true);
-        let told = "return fetch('/ops/tenants/snapshot.json').then(answer => answer.json()).then(json => json.tenants.map(row => row.tenant.name))";
-        let told = page.run(told).await;
+        let script = "return fetch('/ops/tenants/snapshot.json').then(answer => answer.json()).then(json => json.tenants.map(row => row.tenant.name))";
+        let listed = page.run(script).await;
         for (name, ..) in &names {
-            assert!(told.as_array().unwrap().contains(&json!(name)), "{name:?}");
+            assert!(listed.as_array().unwrap().contains(&json!(name)), "{name:?}");
         }
     })
     .await;
@@ -586,7 +586,7 @@ const DRY: &str = "return [...document.querySelectorAll('#rows tr')]
     .map(row => row.querySelector('.name').textContent).sort()";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_tells_of_a_dry_run_of_all_and_of_one() {
+async fn the_page_shows_a_dry_run_of_all_and_of_one() {
     let limiter = limiter();
     let load = Load::of(
         &limiter,

@@ -68,7 +68,7 @@ impl Driver {
         let profile = format!("tower-tenant-{}-{number}", std::process::id());
         Self {
             process,
-            port: port.expect("chromedriver tells its port"),
+            port: port.expect("chromedriver prints its port"),
             profile: env::temp_dir().join(profile),
         }
     }
@@ -167,7 +167,7 @@ impl Page {
         panic!("it never happens; the page shows {shown}");
     }
 
-    /// How many snapshots the page was told so far.
+    /// How many snapshots the page has received.
     pub async fn answers(&self) -> u64 {
         let asked = "return performance.getEntriesByType('resource').filter(entry => entry.name.includes('snapshot.json') && entry.responseStatus === 200).length";
         self.run(asked).await.as_u64().unwrap()
@@ -195,7 +195,7 @@ impl Page {
             .await;
     }
 
-    /// Keeps a picture in the directory `$SCREENSHOTS`, if there is one, for somebody to look at.
+    /// Keeps a picture in the directory `$SCREENSHOTS`, if there is one, for a person to look at.
     pub async fn shoot(&self, name: &str) {
         if let Some(directory) = env::var_os("SCREENSHOTS") {
             let picture = self.client.screenshot().await.unwrap();

@@ -1,4 +1,4 @@
-//! How much capacity a tenant really has, and whether anything is tracked.
+//! Checks that permits and places in the queue were released, and that idle tenants are evicted.
 
 use std::{hash::Hash, task::Poll, time::Duration};
 
@@ -7,14 +7,14 @@ use tower_tenant::{Overflow, TenantLimiter, limiter::Evictor};
 
 use super::Tenant;
 
-/// The full-capacity probe: with nothing running, exactly `limit` requests of the tenant enter,
-/// `queue` wait and the next is rejected. Less is a leak, more is a surplus.
-pub fn probe<K>(limiter: &TenantLimiter<K>, tenant: K, limit: usize, queue: usize)
+/// Checks that, with nothing running, exactly `limit` requests of the tenant are admitted, `queue`
+/// wait and the next is rejected. Fewer are a leak, more are a surplus.
+pub fn assert_available<K>(limiter: &TenantLimiter<K>, tenant: K, limit: usize, queue: usize)
 where
     K: Hash + Eq + Clone + Send + Sync + 'static,
 {
-    assert_eq!(limiter.in_flight(&tenant), 0, "in flight before the probe");
-    assert_eq!(limiter.waiting(&tenant), 0, "waiting before the probe");
+    assert_eq!(limiter.in_flight(&tenant), 0, "in flight before the check");
+    assert_eq!(limiter.waiting(&tenant), 0, "waiting before the check");
     let limiter = limiter
         .clone()
         .overflow(Overflow::queue(queue).max_wait(Duration::MAX));
@@ -37,25 +37,29 @@ where
     assert_eq!(limiter.waiting(&tenant), queue);
     drop(requests);
     drop(admitted);
-    assert_eq!(limiter.in_flight(&tenant), 0, "in flight after the probe");
-    assert_eq!(limiter.waiting(&tenant), 0, "waiting after the probe");
+    assert_eq!(limiter.in_flight(&tenant), 0, "in flight after the check");
+    assert_eq!(limiter.waiting(&tenant), 0, "waiting after the check");
 }
 
-/// Ends a case: the tenant has its whole capacity, and nothing is tracked once the idle are
-/// forgotten.
-pub fn wind_up(limiter: &TenantLimiter<Tenant>, tenant: Tenant, limit: usize, queue: usize) {
-    probe(limiter, tenant, limit, queue);
-    forget_all(limiter);
+/// Checks that a tenant has all its permits and places, and that its entry can be evicted.
+pub fn assert_all_released(
+    limiter: &TenantLimiter<Tenant>,
+    tenant: Tenant,
+    limit: usize,
+    queue: usize,
+) {
+    assert_available(limiter, tenant, limit, queue);
+    evict_all(limiter);
 }
 
-/// Ends the idle time of all tenants and sweeps: none is tracked any more.
-pub fn forget_all<K: 'static>(limiter: &TenantLimiter<K>) {
-    forget_idle(limiter);
+/// Evicts every tenant now: each must be idle.
+pub fn evict_all<K: 'static>(limiter: &TenantLimiter<K>) {
+    evict_idle_now(limiter);
     assert_eq!(limiter.tracked(), 0, "tracked after the last sweep");
 }
 
 /// Evicts every idle tenant now, and switches the evictor off.
-pub fn forget_idle<K: 'static>(limiter: &TenantLimiter<K>) {
+pub fn evict_idle_now<K: 'static>(limiter: &TenantLimiter<K>) {
     limiter.set_evictor(manual(Duration::ZERO));
     limiter.evict_idle();
 }

@@ -1,16 +1,15 @@
 //! What is fixed when a limiter is built, and what changes while it runs.
 
-mod support;
-
 use std::{str::FromStr, time::Duration};
 
-use support::{forget_all, manual, probe};
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_tenant::{
     BoxError, Capacity, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
     extract::MissingTenant, limiter::snapshot::SortBy,
 };
+
+use crate::support::{assert_available, evict_all, manual, reason};
 
 #[tokio::test]
 async fn an_owned_acquire_is_spawned_and_stored() {
@@ -22,8 +21,8 @@ async fn an_owned_acquire_is_spawned_and_stored() {
     }
     drop(held);
     drop(spawned.await.unwrap().unwrap());
-    probe(&limiter, "T".to_owned(), 1, 1);
-    forget_all(&limiter);
+    assert_available(&limiter, "T".to_owned(), 1, 1);
+    evict_all(&limiter);
 }
 
 fn forever() -> Overflow {
@@ -40,15 +39,15 @@ fn an_owned_acquire_joins_the_queue_when_it_is_polled_and_leaves_it_when_it_is_d
     assert_pending!(waiting.poll());
     assert_eq!(limiter.waiting(&7), 1);
     let rejected = task::spawn(limiter.acquire_owned(7)).poll();
-    assert_eq!(support::reason(rejected), RejectReason::QueueFull);
+    assert_eq!(reason(rejected), RejectReason::QueueFull);
     drop((waiting, never_polled));
     assert_eq!(limiter.waiting(&7), 0);
     drop(held);
     drop(assert_ready_ok!(
         task::spawn(limiter.acquire_owned(7)).poll()
     ));
-    probe(&limiter, 7, 1, 1);
-    forget_all(&limiter);
+    assert_available(&limiter, 7, 1, 1);
+    evict_all(&limiter);
 }
 
 #[test]
@@ -73,14 +72,14 @@ fn a_setter_takes_effect_for_all_handles_and_an_overflow_policy_for_one() {
     let mut waiting = task::spawn(queueing.acquire_owned(7));
     assert_pending!(waiting.poll());
     let rejected = task::spawn(limiter.acquire_owned(7)).poll();
-    assert_eq!(support::reason(rejected), RejectReason::AtLimit);
+    assert_eq!(reason(rejected), RejectReason::AtLimit);
     queueing.set_max_tenants(1);
     let rejected = limiter.try_acquire(&8).unwrap_err();
     assert_eq!(rejected.reason(), RejectReason::TableFull);
     drop((held, waiting));
     limiter.set_max_tenants(usize::MAX);
-    probe(&queueing, 7, 1, 1);
-    forget_all(&queueing);
+    assert_available(&queueing, 7, 1, 1);
+    evict_all(&queueing);
 }
 
 #[test]
@@ -92,7 +91,7 @@ fn limiters_built_from_one_capacity_share_nothing() {
     };
     let [first, second] = [build(), build()];
     let held = first.try_acquire(&1).unwrap();
-    drop(second.try_acquire(&1).expect("its own slot"));
+    drop(second.try_acquire(&1).expect("a permit of its own"));
     let held = [held, second.try_acquire(&2).unwrap()];
     let mut waiting = [&first, &second].map(|limiter| task::spawn(limiter.acquire_owned(3)));
     waiting
@@ -105,7 +104,7 @@ fn limiters_built_from_one_capacity_share_nothing() {
     drop(waiting);
     for limiter in [first, second] {
         assert_eq!(limiter.capacity_stats().unwrap().in_flight, 0);
-        forget_all(&limiter);
+        evict_all(&limiter);
     }
 }
 
