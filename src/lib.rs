@@ -46,7 +46,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     not(test),
-    warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::todo)
+    warn(clippy::unwrap_used, clippy::expect_used, clippy::panic)
 )]
 
 mod capacity;

@@ -1,19 +1,28 @@
 //! The capacity that all tenants share: its public settings, here, and its parts.
 //!
-//! - [`pool`]: the slots, and the queue for them.
+//! - [`pool`]: the slots, and the algorithm by which they are taken and released.
+//! - [`level`]: the packed state of the slots.
+//! - [`queue`]: the waiting requests of all tenants.
+//! - [`share`]: one tenant's side, which takes both of its slots together.
+//! - [`member`]: what the scheduler knows a tenant and its owner by.
 //! - [`fair`]: the scheduler, which picks the tenant that is served next.
 //! - [`owners`]: the registry of the owners of tenants.
 
 pub(crate) mod fair;
-pub(crate) mod owners;
+mod level;
+pub(crate) mod member;
+mod owners;
 pub(crate) mod pool;
+mod queue;
+pub(crate) mod share;
 
 use std::{fmt, hash::Hash, sync::Arc};
 
 use crate::{
     capacity::{
+        member::{Owner, Ticket},
         owners::OwnerRegistry,
-        pool::{Owner, Pool, Ticket},
+        pool::Pool,
     },
     util::clock::Clock,
 };
@@ -47,7 +56,7 @@ use crate::{
 pub struct Capacity<K> {
     slots: usize,
     // The largest number of waiting requests over all tenants.
-    places: usize,
+    max_queued: usize,
     // `None`: all weights are 1.
     weights: Option<Arc<Weights<K>>>,
     // Makes the registry of one limiter.
@@ -66,7 +75,7 @@ impl<K> Capacity<K> {
     pub fn new(slots: usize) -> Self {
         Self {
             slots,
-            places: pool::MAX,
+            max_queued: level::MAX,
             weights: None,
             owners: None,
         }
@@ -80,7 +89,7 @@ impl<K> Capacity<K> {
     #[must_use]
     pub fn queue(self, len: usize) -> Self {
         Self {
-            places: len.min(pool::MAX),
+            max_queued: len.min(level::MAX),
             ..self
         }
     }
@@ -138,7 +147,7 @@ pub(crate) struct SharedCapacity<K, T> {
 impl<K, T: Ticket> SharedCapacity<K, T> {
     pub(crate) fn new(capacity: &Capacity<K>, clock: Arc<Clock>) -> Self {
         Self {
-            pool: Arc::new(Pool::new(capacity.slots, capacity.places, clock)),
+            pool: Arc::new(Pool::new(capacity.slots, capacity.max_queued, clock)),
             weights: capacity.weights.clone(),
             owners: capacity.owners.as_ref().map(|owners| owners()),
         }
@@ -159,7 +168,7 @@ impl<K> Clone for Capacity<K> {
     fn clone(&self) -> Self {
         Self {
             slots: self.slots,
-            places: self.places,
+            max_queued: self.max_queued,
             weights: self.weights.clone(),
             owners: self.owners.clone(),
         }
@@ -176,7 +185,7 @@ impl<K> fmt::Debug for Capacity<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Capacity")
             .field("slots", &self.slots)
-            .field("places", &self.places)
+            .field("max_queued", &self.max_queued)
             .finish_non_exhaustive()
     }
 }

@@ -16,7 +16,7 @@ use ahash::RandomState;
 use hashbrown::HashTable;
 
 use crate::{
-    capacity::pool::Owner,
+    capacity::member::Owner,
     util::{
         key::Tenant,
         rows::{self, Row, has_key},

@@ -127,15 +127,15 @@ pub(crate) struct Gate {
 #[must_use = "the slot must be released"]
 pub(crate) struct Admitted {
     /// The state of the gate before.
-    pub(crate) word: GateState,
+    pub(crate) state: GateState,
     /// The shared capacity is a dry run, and would not have had a slot for this request.
     pub(crate) beyond_capacity: bool,
 }
 
 impl From<GateState> for Admitted {
-    fn from(word: GateState) -> Self {
+    fn from(state: GateState) -> Self {
         Self {
-            word,
+            state,
             beyond_capacity: false,
         }
     }
@@ -204,7 +204,7 @@ impl Gate {
     /// Reads the state, which may be out of date at once. A change of the word rests on an
     /// exchange, never on this reading alone.
     #[inline]
-    pub(crate) fn word(&self) -> GateState {
+    pub(crate) fn state(&self) -> GateState {
         // Acquire pairs with the Release of every write of the word, `release` above all: a drain
         // that reads an idle gate here sees what the requests did.
         GateState(self.word.load(Ordering::Acquire))
@@ -214,11 +214,11 @@ impl Gate {
     /// room, a request waits, or the slow path is needed.
     #[inline]
     pub(crate) fn admit_fast(&self) -> bool {
-        let mut word = self.word();
-        while word.can_admit_fast() {
-            match self.exchange(word, word.admitted()) {
+        let mut state = self.state();
+        while state.can_admit_fast() {
+            match self.exchange(state, state.admitted()) {
                 Ok(()) => return true,
-                Err(now) => word = now,
+                Err(now) => state = now,
             }
         }
         false
@@ -227,33 +227,33 @@ impl Gate {
     /// Takes a slot, or returns the state in which there was none. Never queues.
     pub(crate) fn try_admit(&self) -> Result<Admitted, GateState> {
         loop {
-            if let Some(word) = self.admit_ignoring_capacity() {
-                return Ok(word.into());
+            if let Some(state) = self.admit_ignoring_capacity() {
+                return Ok(state.into());
             }
-            let word = self.word();
-            if word.has_grantable_waiter() {
+            let state = self.state();
+            if state.has_grantable_waiter() {
                 // A slot was released and not granted yet. Grant it for the releasing thread: there
                 // may be room for this request after that.
                 self.serve();
-            } else if !word.can_admit() {
-                return Err(word);
+            } else if !state.can_admit() {
+                return Err(state);
             }
         }
     }
 
-    /// Takes a slot, or queues if fewer than `places` requests wait.
+    /// Takes a slot, or queues if fewer than `max_queued` requests wait.
     ///
     /// `since` is the time of arrival by the clock of the limiter, in nanoseconds.
-    pub(crate) fn join(&self, places: usize, waker: &Waker, since: u64) -> Joined {
+    pub(crate) fn join(&self, max_queued: usize, waker: &Waker, since: u64) -> Joined {
         loop {
             match self.try_admit() {
                 Ok(admitted) => return Joined::Admitted(admitted),
-                Err(word) if word.rejects(places) => return Joined::Rejected(word),
+                Err(state) if state.rejects(max_queued) => return Joined::Rejected(state),
                 Err(_) => {}
             }
             // Failure means that the state has changed since `try_admit`: decide again.
-            if let Ok((waiter, word)) = self.enqueue(places, waker.clone(), since) {
-                return Joined::Waiting(waiter, word);
+            if let Ok((waiter, state)) = self.enqueue(max_queued, waker.clone(), since) {
+                return Joined::Waiting(waiter, state);
             }
         }
     }
@@ -262,17 +262,17 @@ impl Gate {
     /// be dropped without the queue lock.
     fn enqueue(
         &self,
-        places: usize,
+        max_queued: usize,
         waker: Waker,
         since: u64,
     ) -> Result<(Arc<Waiter>, GateState), Waker> {
         let mut queue = self.lock();
         // No room and one more waiting, in one exchange: see "Why no wake-up is lost".
-        let waits = |word: GateState| {
-            !(word.can_admit() || word.has_grantable_waiter() || word.rejects(places))
+        let waits = |state: GateState| {
+            !(state.can_admit() || state.has_grantable_waiter() || state.rejects(max_queued))
         };
-        match self.update(|word| waits(word).then(|| word.joined())) {
-            Some(word) => Ok((append(&mut queue, waker, since), word)),
+        match self.update(|state| waits(state).then(|| state.queued())) {
+            Some(state) => Ok((append(&mut queue, waker, since), state)),
             None => Err(waker),
         }
     }
@@ -280,12 +280,12 @@ impl Gate {
     /// Takes a slot if there is room and no request waits for it, ignoring the shared capacity.
     /// Returns the state before.
     pub(crate) fn admit_ignoring_capacity(&self) -> Option<GateState> {
-        self.update(|word| word.can_admit().then(|| word.admitted()))
+        self.update(|state| state.can_admit().then(|| state.admitted()))
     }
 
     /// Takes a slot in the same way, but only if the limit is a dry run.
     pub(crate) fn admit_dry(&self) -> Option<GateState> {
-        self.update(|word| (word.is_dry() && word.can_admit()).then(|| word.admitted()))
+        self.update(|state| (state.is_dry() && state.can_admit()).then(|| state.admitted()))
     }
 
     /// Queues unconditionally.
@@ -294,7 +294,7 @@ impl Gate {
     /// under it that the request waits.
     pub(crate) fn push(&self, waker: Waker, since: u64) -> Arc<Waiter> {
         let mut queue = self.lock();
-        self.update(|word| Some(word.joined()));
+        self.update(|state| Some(state.queued()));
         append(&mut queue, waker, since)
     }
 
@@ -303,9 +303,9 @@ impl Gate {
     pub(crate) fn displace(&self) -> Option<Arc<Waiter>> {
         let mut queue = self.lock();
         let waiter = queue.pop_newest()?;
-        // Under the queue lock. Pairs with the Acquire in `word` and `exchange`, as all writes do.
+        // Under the queue lock. Pairs with the Acquire in `state` and `exchange`, as all writes do.
         self.word.fetch_sub(ONE_WAITING, Ordering::AcqRel);
-        waiter.decide(WaitOutcome::Displaced(self.word()));
+        waiter.decide(WaitOutcome::Displaced(self.state()));
         Some(waiter)
     }
 
@@ -314,7 +314,7 @@ impl Gate {
     #[inline]
     pub(crate) fn release(&self) -> bool {
         // Release pairs with the Acquire of the exchange that admits the next request, and with the
-        // one in `word` by which a drain sees an idle gate. Acquire pairs with the Release of the
+        // one in `state` by which a drain sees an idle gate. Acquire pairs with the Release of the
         // exchange that added a waiter or set `DRAIN_PENDING`, which this thread then acts on.
         GateState(self.word.fetch_sub(IN_FLIGHT, Ordering::AcqRel)).needs_no_followup()
     }
@@ -322,8 +322,8 @@ impl Gate {
     /// Clears `DRAIN_PENDING` if the gate is idle. Returns `true` to the one thread that cleared
     /// it, which has to notify the drain.
     pub(crate) fn disarm_drain(&self) -> bool {
-        self.update(|word| {
-            (word.has_drain_waiter() && word.is_idle()).then(|| word.without_drain_waiter())
+        self.update(|state| {
+            (state.has_drain_waiter() && state.is_idle()).then(|| state.without_drain_waiter())
         })
         .is_some()
     }
@@ -335,13 +335,13 @@ impl Gate {
         let Some(abandoned) = queue.remove(waiter) else {
             return false;
         };
-        // Under the queue lock. Release pairs with the Acquire in `word`: a drain waits for
+        // Under the queue lock. Release pairs with the Acquire in `state`: a drain waits for
         // waiters, too, and this may be the last.
         self.word.fetch_sub(ONE_WAITING, Ordering::AcqRel);
-        let spent = queue.give_up_memory();
+        let unused = queue.give_up_memory();
         // Frees the memory without the queue lock.
         drop(queue);
-        drop((abandoned, spent));
+        drop((abandoned, unused));
         true
     }
 
@@ -362,10 +362,10 @@ impl Gate {
             return None;
         }
         // Limit and `DRY` change under this lock only, so the answer still holds at the exchange.
-        if change(self.word()).is_paused() {
+        if change(self.state()).is_paused() {
             return Some(self.reject_all(queue, change));
         }
-        self.update(|word| Some(change(word)));
+        self.update(|state| Some(change(state)));
         Some(RejectedWaiters::default())
     }
 
@@ -376,12 +376,12 @@ impl Gate {
 
     /// Rejects all new requests; waiting requests are served as before.
     pub(crate) fn stop_accepting(&self) {
-        self.update(|word| Some(word.closed()));
+        self.update(|state| Some(state.closed()));
     }
 
     /// Returns when the oldest waiter arrived, in nanoseconds by the clock of the limiter.
     pub(crate) fn oldest(&self) -> Option<u64> {
-        match self.word().waiting() {
+        match self.state().waiting() {
             0 => None,
             _ => Some(self.lock().iter().next()?.since),
         }
@@ -392,7 +392,7 @@ impl Gate {
     ///
     /// The caller registers its waker first.
     pub(crate) fn arm_drain(&self) -> bool {
-        self.update(|word| (!word.is_idle()).then(|| word.with_drain_waiter()))
+        self.update(|state| (!state.is_idle()).then(|| state.with_drain_waiter()))
             .is_some()
     }
 
@@ -402,9 +402,9 @@ impl Gate {
         mut queue: MutexGuard<'_, Queue>,
         change: impl Fn(GateState) -> GateState,
     ) -> RejectedWaiters {
-        self.update(|word| Some(change(word.without_waiting())));
+        self.update(|state| Some(change(state.without_waiting())));
         for waiter in queue.iter() {
-            waiter.decide(WaitOutcome::Rejected(self.word()));
+            waiter.decide(WaitOutcome::Rejected(self.state()));
         }
         RejectedWaiters(std::mem::take(&mut *queue))
     }
@@ -415,7 +415,7 @@ impl Gate {
     /// under the queue lock, and a thread that finds nothing to grant returns.
     #[cold]
     pub(crate) fn serve(&self) {
-        while self.word().has_grantable_waiter() {
+        while self.state().has_grantable_waiter() {
             let Some(waiter) = self.grant() else { return };
             waiter.wake();
         }
@@ -429,7 +429,7 @@ impl Gate {
             return None;
         }
         // From waiting to in flight in one exchange: the slot is never free for a new request.
-        self.update(|word| word.has_grantable_waiter().then(|| word.granted()))?;
+        self.update(|state| state.has_grantable_waiter().then(|| state.granted()))?;
         let waiter = queue.pop_oldest()?;
         // Before the wake, so that the poll which follows the wake sees it.
         waiter.decide(WaitOutcome::Granted);
@@ -445,9 +445,9 @@ impl Gate {
     /// Replaces the word if it still is `from`; otherwise returns what it is. May fail spuriously.
     #[inline]
     fn exchange(&self, from: GateState, to: GateState) -> Result<(), GateState> {
-        // Acquire pairs with the Release of `release`: the work of the request whose slot this takes
-        // happens before. Release pairs with the Acquire of every later write and of `word`.
-        // Acquire on failure: the word that is returned decides as one read by `word` does.
+        // Acquire pairs with the Release of `release`: the work of the request whose slot this
+        // takes happens before. Release pairs with the Acquire of every later write and of `state`.
+        // Acquire on failure: the word that is returned decides as one read by `state` does.
         self.word
             .compare_exchange_weak(from.0, to.0, Ordering::AcqRel, Ordering::Acquire)
             .map(drop)
@@ -457,11 +457,11 @@ impl Gate {
     /// Replaces the word by what `change` makes of it, retrying until the exchange succeeds.
     /// Returns the word before, or `None` if `change` returned `None`.
     fn update(&self, change: impl Fn(GateState) -> Option<GateState>) -> Option<GateState> {
-        let mut word = self.word();
-        while let Some(next) = change(word) {
-            match self.exchange(word, next) {
-                Ok(()) => return Some(word),
-                Err(now) => word = now,
+        let mut state = self.state();
+        while let Some(next) = change(state) {
+            match self.exchange(state, next) {
+                Ok(()) => return Some(state),
+                Err(now) => state = now,
             }
         }
         None

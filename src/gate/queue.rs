@@ -15,14 +15,14 @@ const KEPT_CAPACITY: usize = 32;
 
 /// Waiters in the order of their tickets, which is the order of arrival.
 #[derive(Debug, Default)]
-pub(crate) struct Queue(Option<Box<Line>>);
+pub(crate) struct Queue(Option<Box<Waiters>>);
 
-type Line = VecDeque<Arc<Waiter>>;
+type Waiters = VecDeque<Arc<Waiter>>;
 
 impl Queue {
     /// Returns how many requests wait.
     pub(crate) fn len(&self) -> usize {
-        self.line().map_or(0, VecDeque::len)
+        self.waiters().map_or(0, VecDeque::len)
     }
 
     /// Returns whether no request waits.
@@ -32,12 +32,12 @@ impl Queue {
 
     /// Iterates over the waiters, the oldest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Waiter>> {
-        self.line().into_iter().flatten()
+        self.waiters().into_iter().flatten()
     }
 
     /// Returns the ticket for the next waiter. An empty queue starts again at 0.
     pub(crate) fn next_ticket(&self) -> u64 {
-        let last = self.line().and_then(VecDeque::back);
+        let last = self.waiters().and_then(VecDeque::back);
         last.map_or(0, |last| last.ticket + 1)
     }
 
@@ -58,27 +58,27 @@ impl Queue {
 
     /// Removes `waiter` if it is still queued, in O(log n) comparisons.
     pub(crate) fn remove(&mut self, waiter: &Arc<Waiter>) -> Option<Arc<Waiter>> {
-        let line = self.0.as_mut()?;
-        let place = line
+        let waiters = self.0.as_mut()?;
+        let place = waiters
             .binary_search_by_key(&waiter.ticket, |other| other.ticket)
             .ok()?;
         // Tickets start again when the queue was empty, so another waiter may have the same one.
-        match Arc::ptr_eq(line.get(place)?, waiter) {
-            true => line.remove(place),
+        match Arc::ptr_eq(waiters.get(place)?, waiter) {
+            true => waiters.remove(place),
             false => None,
         }
     }
 
     /// Takes the memory of a queue that was long and is empty, for the caller to free.
     pub(crate) fn give_up_memory(&mut self) -> Self {
-        let kept = |line: &Line| !line.is_empty() || line.capacity() <= KEPT_CAPACITY;
-        match self.line().is_none_or(kept) {
+        let kept = |waiters: &Waiters| !waiters.is_empty() || waiters.capacity() <= KEPT_CAPACITY;
+        match self.waiters().is_none_or(kept) {
             true => Self::default(),
             false => std::mem::take(self),
         }
     }
 
-    fn line(&self) -> Option<&Line> {
+    fn waiters(&self) -> Option<&Waiters> {
         self.0.as_deref()
     }
 }
@@ -88,6 +88,8 @@ impl IntoIterator for Queue {
     type IntoIter = IntoIter<Arc<Waiter>>;
 
     fn into_iter(self) -> Self::IntoIter {
-        self.0.map_or_else(VecDeque::new, |line| *line).into_iter()
+        self.0
+            .map_or_else(VecDeque::new, |waiters| *waiters)
+            .into_iter()
     }
 }

@@ -167,7 +167,7 @@ impl GateState {
     }
 
     /// Adds a waiting request.
-    pub(crate) fn joined(self) -> Self {
+    pub(crate) fn queued(self) -> Self {
         Self(self.0 + ONE_WAITING)
     }
 

@@ -66,15 +66,15 @@ impl SharedPermit {
     /// # async fn fetch_the_parts() -> String { String::new() }
     /// ```
     pub fn release(self) {
-        self.give_back();
+        self.release_all();
     }
 
-    fn give_back(&self) {
+    fn release_all(&self) {
         if let Some(permit) = self.lease.take_unexpired() {
             permit.end(Outcome::Completed);
         }
         if let Some(outer) = &self.outer {
-            outer.give_back();
+            outer.release_all();
         }
     }
 }
@@ -94,8 +94,8 @@ impl Drop for SharedPermit {
         if self.lease.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
             let overdue = self.lease.with(Permit::let_go);
             // Without the lock, since it notifies the observer and wakes tasks.
-            if let Some(visit) = overdue.flatten() {
-                Permit::take_back(&visit);
+            if let Some(stand_in) = overdue.flatten() {
+                Permit::release_expired(&stand_in);
             }
         }
     }

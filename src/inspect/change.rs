@@ -13,7 +13,7 @@ use crate::{
     inspect::{
         Inspect,
         guard::check_change,
-        response::{Answer, Fault, done, pretended},
+        response::{Answer, Fault, done, dry_run},
         view::Named,
     },
     limits::CachedLimit,
@@ -115,14 +115,14 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Inspect<K> {
                 }
             }
         }
-        let is_dry = self.limiter.shared.limits.read(tenant).is_dry();
-        Ok(if is_dry { pretended() } else { done() })
+        let is_dry = self.limiter.state.limits.read(tenant).is_dry();
+        Ok(if is_dry { dry_run() } else { done() })
     }
 
     /// Returns the limit of a tenant, even if it is not tracked.
     fn limit_of(&self, tenant: &K) -> usize {
         let in_force = self.limiter.stats(tenant).map(|stats| stats.limit);
-        let set = || self.limiter.shared.limits.read(tenant);
+        let set = || self.limiter.state.limits.read(tenant);
         in_force.unwrap_or_else(|| set().limit(tenant, &mut CachedLimit::default()))
     }
 }

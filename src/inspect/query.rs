@@ -9,23 +9,17 @@ const MAX_ROWS: usize = 1_000;
 
 #[derive(Debug, PartialEq)]
 pub(super) struct Query {
-    pub(super) sort: Sort,
+    /// `None` sorts by name.
+    pub(super) sort: Option<SortBy>,
     pub(super) top: usize,
     /// [Folded](fold).
     pub(super) search: String,
 }
 
-/// The order of the rows.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Sort {
-    Name,
-    Figure(SortBy),
-}
-
 impl Query {
     pub(super) fn parse(query: &str) -> Result<Self, Fault> {
         let mut parsed = Self {
-            sort: Sort::Figure(SortBy::InFlight),
+            sort: Some(SortBy::InFlight),
             top: ROWS,
             search: String::new(),
         };
@@ -33,8 +27,8 @@ impl Query {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             let value = decode(value);
             match key {
-                "sort" if value == "tenant" => parsed.sort = Sort::Name,
-                "sort" => parsed.sort = Sort::Figure(value.parse().map_err(|_| bad(key))?),
+                "sort" if value == "tenant" => parsed.sort = None,
+                "sort" => parsed.sort = Some(value.parse().map_err(|_| bad(key))?),
                 "top" => parsed.top = value.parse().map_err(|_| bad(key))?,
                 "search" => parsed.search = fold(&value),
                 _ => {
@@ -127,12 +121,9 @@ mod tests {
     #[test]
     fn a_query_has_defaults_and_bounds() {
         let query = Query::parse("").unwrap();
-        assert_eq!(
-            (query.sort, query.top),
-            (Sort::Figure(SortBy::InFlight), 100)
-        );
+        assert_eq!((query.sort, query.top), (Some(SortBy::InFlight), 100));
         let query = Query::parse("sort=tenant&top=9999999&search=ACME").unwrap();
-        assert_eq!((query.sort, query.top), (Sort::Name, 1_000));
+        assert_eq!((query.sort, query.top), (None, 1_000));
         assert_eq!(query.search, "acme");
         for wrong in ["sort=name", "top=-1", "top=", "limit=3"] {
             assert!(Query::parse(wrong).is_err(), "{wrong}");

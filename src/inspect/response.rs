@@ -86,7 +86,7 @@ pub(super) fn done() -> Response<String> {
 }
 
 /// The response to a change that takes effect when the dry run ends.
-pub(super) fn pretended() -> Response<String> {
+pub(super) fn dry_run() -> Response<String> {
     let sentence = "Saved, but not enforced until the dry run ends";
     text("text/plain; charset=utf-8", sentence.to_owned())
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     inspect::{
         Inspect,
-        query::{Query, Sort, fold},
+        query::{Query, fold},
     },
     limiter::snapshot::{Snapshot, TenantSnapshot, top_of},
 };
@@ -78,19 +78,19 @@ impl<K> Inspect<K> {
         let found: Vec<_> = snapshot.tenants.iter().filter(found).collect();
         let matched = found.len();
         let rows = match query.sort {
-            Sort::Figure(column) => self.called(top_of(&found, query.top, column)),
-            Sort::Name => self.first(found, query.top),
+            Some(column) => self.called(top_of(&found, query.top, column)),
+            None => self.first(found, query.top),
         };
         let shown = |(name, row): &(String, &TenantSnapshot<K>)| TenantSnapshot {
             tenant: Shown::of(name),
-            figures: row.figures,
+            figures: row.figures.clone(),
         };
         let tenants = rows.iter().map(shown).collect();
         serde_json::to_string(&View {
             writable: self.writable,
             matched,
             snapshot: Snapshot {
-                totals: snapshot.totals,
+                totals: snapshot.totals.clone(),
                 tenants,
             },
         })

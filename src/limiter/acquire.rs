@@ -30,7 +30,7 @@ pin_project! {
     /// releases the permit that it was granted and has not collected.
     #[derive(Debug)]
     pub(crate) struct Acquire {
-        place: Place,
+        place: QueuePlace,
         overflow: Overflow,
         #[pin]
         deadline: Option<Sleep>,
@@ -38,10 +38,10 @@ pin_project! {
 }
 
 impl Acquire {
-    pub(crate) fn new(held: TenantHandle, overflow: Overflow) -> Self {
+    pub(crate) fn new(tenant: TenantHandle, overflow: Overflow) -> Self {
         Self {
-            place: Place {
-                held,
+            place: QueuePlace {
+                tenant,
                 waiter: None,
                 arrival: None,
             },
@@ -57,26 +57,26 @@ impl Future for Acquire {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         if this.place.waiter.is_none() {
-            if let Poll::Ready(result) = this.place.arrive(this.overflow.places(), cx) {
+            if let Poll::Ready(result) = this.place.arrive(this.overflow.max_queued(), cx) {
                 return Poll::Ready(result);
             }
             if this.overflow.longest_wait() < Duration::MAX {
                 this.deadline
                     .set(timer::sleep(this.overflow.longest_wait()));
                 if this.deadline.is_none() {
-                    return Poll::Ready(this.place.expire(this.overflow.places()));
+                    return Poll::Ready(this.place.expire(this.overflow.max_queued()));
                 }
             }
         }
-        let places = this.overflow.places();
+        let max_queued = this.overflow.max_queued();
         let result = match (
-            this.place.poll(places, cx),
+            this.place.poll(max_queued, cx),
             this.deadline.as_mut().as_pin_mut(),
         ) {
             (Poll::Ready(result), _) => result,
             (Poll::Pending, Some(deadline)) => {
                 ready!(timer::poll(deadline, cx));
-                this.place.expire(places)
+                this.place.expire(max_queued)
             }
             (Poll::Pending, None) => return Poll::Pending,
         };
@@ -90,8 +90,8 @@ impl Future for Acquire {
 
 /// A place in the queue of a tenant, or the slot that was granted to it.
 #[derive(Debug)]
-struct Place {
-    held: TenantHandle,
+struct QueuePlace {
+    tenant: TenantHandle,
     // Set from the arrival to the end of the wait.
     waiter: Option<Arc<Waiter>>,
     // The gate as the request found it: a dry run reports what would have happened then, once the
@@ -99,87 +99,95 @@ struct Place {
     arrival: Option<GateState>,
 }
 
-impl Place {
-    /// Acquires a permit, or joins the queue of at most `places` requests, or is rejected.
-    fn arrive(&mut self, places: usize, cx: &mut Context<'_>) -> Poll<Result<Permit, Rejected>> {
-        let rejected = match self.held.join(places, cx.waker()) {
+impl QueuePlace {
+    /// Acquires a permit, or joins the queue of at most `max_queued` requests, or is rejected.
+    fn arrive(
+        &mut self,
+        max_queued: usize,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Permit, Rejected>> {
+        let rejected = match self.tenant.join(max_queued, cx.waker()) {
             Joined::Admitted(admitted) => {
-                self.held.note_pretended(places, admitted);
-                return Poll::Ready(Ok(Permit::admitted(self.held.clone())));
+                self.tenant.report_dry_run(max_queued, admitted);
+                return Poll::Ready(Ok(Permit::admitted(self.tenant.clone())));
             }
-            Joined::Waiting(waiter, word) => {
+            Joined::Waiting(waiter, state) => {
                 self.waiter = Some(waiter);
-                self.arrival = Some(word);
-                self.held.report(Event::Queued);
+                self.arrival = Some(state);
+                self.tenant.report(Event::Queued);
                 return Poll::Pending;
             }
-            Joined::Rejected(word) => self.held.reject_full(places, word),
+            Joined::Rejected(state) => self.tenant.reject_full(max_queued, state),
         };
-        Poll::Ready(Err(self.held.report_rejected(rejected, None)))
+        Poll::Ready(Err(self.tenant.report_rejected(rejected, None)))
     }
 
-    fn poll(&mut self, places: usize, cx: &mut Context<'_>) -> Poll<Result<Permit, Rejected>> {
+    fn poll(&mut self, max_queued: usize, cx: &mut Context<'_>) -> Poll<Result<Permit, Rejected>> {
         match &self.waiter {
-            Some(waiter) => waiter.poll(cx).map(|outcome| self.end(places, outcome)),
+            Some(waiter) => waiter
+                .poll(cx)
+                .map(|outcome| self.resolve(max_queued, outcome)),
             None => Poll::Pending,
         }
     }
 
     /// Returns how long the wait has lasted.
     fn waited(&self, waiter: &Waiter) -> Duration {
-        self.held.context.elapsed(waiter.since)
+        self.tenant.context.elapsed(waiter.since)
     }
 
     /// Ends the wait because its time is up. A permit that was granted meanwhile is kept.
-    fn expire(&mut self, places: usize) -> Result<Permit, Rejected> {
-        match self.waiter.as_ref().and_then(|waiter| self.leave(waiter)) {
-            Some(outcome) => self.end(places, outcome),
-            None => self.reject(self.held.expire()),
+    fn expire(&mut self, max_queued: usize) -> Result<Permit, Rejected> {
+        match self.waiter.as_ref().and_then(|waiter| self.abandon(waiter)) {
+            Some(outcome) => self.resolve(max_queued, outcome),
+            None => self.reject(self.tenant.expire()),
         }
     }
 
-    fn end(&mut self, places: usize, outcome: WaitOutcome) -> Result<Permit, Rejected> {
+    fn resolve(&mut self, max_queued: usize, outcome: WaitOutcome) -> Result<Permit, Rejected> {
         match outcome {
-            WaitOutcome::Granted => Ok(self.admit(places)),
-            WaitOutcome::Rejected(word) => {
-                self.reject(self.held.reject(RejectReason::Paused, word))
+            WaitOutcome::Granted => Ok(self.admit(max_queued)),
+            WaitOutcome::Rejected(state) => {
+                self.reject(self.tenant.reject(RejectReason::Paused, state))
             }
-            WaitOutcome::Displaced(word) => self.reject(self.held.reject_full(places, word)),
+            WaitOutcome::Displaced(state) => {
+                self.reject(self.tenant.reject_full(max_queued, state))
+            }
         }
     }
 
-    fn admit(&mut self, places: usize) -> Permit {
+    fn admit(&mut self, max_queued: usize) -> Permit {
         let waited = self.waiter.take().map(|waiter| self.waited(&waiter));
-        if let Some(word) = self.arrival {
-            self.held.note_pretended(places, word.into());
+        if let Some(state) = self.arrival {
+            self.tenant.report_dry_run(max_queued, state.into());
         }
-        Permit::admitted_after(self.held.clone(), waited)
+        Permit::admitted_after(self.tenant.clone(), waited)
     }
 
     /// Ends the wait with a rejection.
     fn reject(&mut self, rejected: Rejected) -> Result<Permit, Rejected> {
         let waited = self.waiter.take().map(|waiter| self.waited(&waiter));
-        Err(self.held.report_rejected(rejected, waited))
+        Err(self.tenant.report_rejected(rejected, waited))
     }
 
     /// Removes the waiter from the queue. Returns the outcome if the wait was decided already.
-    fn leave(&self, waiter: &Arc<Waiter>) -> Option<WaitOutcome> {
-        match self.held.abandon(waiter) {
+    fn abandon(&self, waiter: &Arc<Waiter>) -> Option<WaitOutcome> {
+        match self.tenant.abandon(waiter) {
             true => None,
             false => waiter.outcome(),
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for QueuePlace {
     fn drop(&mut self) {
         let Some(waiter) = self.waiter.take() else {
             return;
         };
-        if self.leave(&waiter) == Some(WaitOutcome::Granted) {
-            self.held.release();
+        if self.abandon(&waiter) == Some(WaitOutcome::Granted) {
+            self.tenant.release();
         }
         let waited = self.waited(&waiter);
-        self.held.report(Event::Cancelled { waited });
+        self.tenant.report(Event::Cancelled { waited });
     }
 }

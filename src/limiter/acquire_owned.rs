@@ -67,10 +67,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Future for AcquireOwned<K> {
             };
             match limiter.admit_tenant::<K>(Cow::Owned(tenant))? {
                 Admission::Admitted(permit) => return Poll::Ready(Ok(permit)),
-                Admission::Queue(handle) => {
-                    let acquire = limiter.queue(handle);
-                    state.set(State::Queued { acquire });
-                }
+                Admission::Queue(handle) => state.set(State::Queued {
+                    acquire: limiter.queue(handle),
+                }),
             }
         }
     }

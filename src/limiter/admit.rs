@@ -82,7 +82,7 @@ impl<K> TenantLimiter<K> {
             NoTenant::Missing => RejectReason::MissingTenant,
             NoTenant::Invalid => RejectReason::InvalidTenant,
             NoTenant::Exempt => {
-                self.shared.exempted.fetch_add(1, Ordering::Relaxed);
+                self.state.exempted.fetch_add(1, Ordering::Relaxed);
                 return Ok(None);
             }
         };
@@ -101,19 +101,19 @@ impl<K> TenantLimiter<K> {
 
     /// Decides about a request without a tenant that counts against the limit of all of them.
     fn admit_anonymous(&self) -> Result<Admission<Permit>, Rejected> {
-        let anonymous = Arc::clone(self.shared.anonymous());
-        admit_entry(anonymous, self.overflow.places())
+        let anonymous = Arc::clone(self.state.anonymous());
+        admit_entry(anonymous, self.overflow.max_queued())
     }
 
     /// Counts a request that passes unlimited. Rejects it if the limiter is closed.
     fn bypass(&self) -> Result<(), Rejected> {
         if self.is_closed() {
             return Err(self
-                .shared
+                .state
                 .context
                 .reject(RejectReason::Closed, TenantRef::none()));
         }
-        self.shared.bypassed.fetch_add(1, Ordering::Relaxed);
+        self.state.bypassed.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
@@ -121,13 +121,13 @@ impl<K> TenantLimiter<K> {
     /// closed.
     fn reject_anonymous(&self, why: RejectReason) -> Result<(), Rejected> {
         let rejected = Rejected::new(why);
-        if self.shared.limits.overall().dry && !self.is_closed() {
+        if self.state.limits.overall().dry && !self.is_closed() {
             let event = Event::WouldReject { rejected };
-            self.shared.context.report(TenantRef::none(), event);
+            self.state.context.report(TenantRef::none(), event);
             return Ok(());
         }
         Err(self
-            .shared
+            .state
             .context
             .report_rejected(rejected, TenantRef::none()))
     }
@@ -141,8 +141,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let places = self.overflow.places();
-        admit_entry(self.entry_of(tenant, places)?, places)
+        let max_queued = self.overflow.max_queued();
+        admit_entry(self.entry_of(tenant, max_queued)?, max_queued)
     }
 
     /// Decides about a request that may not queue.
@@ -156,18 +156,22 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     }
 
     /// Returns the entry of a tenant, which is tracked if it was not. Rejects a request that can
-    /// neither be admitted nor queue behind fewer than `places` others, unless that has to be
+    /// neither be admitted nor queue behind fewer than `max_queued` others, unless that has to be
     /// reported to an observer.
     #[inline(always)]
-    fn entry_of<Q>(&self, tenant: Cow<'_, Q>, places: usize) -> Result<Arc<Tracked<K>>, Rejected>
+    fn entry_of<Q>(
+        &self,
+        tenant: Cow<'_, Q>,
+        max_queued: usize,
+    ) -> Result<Arc<Tracked<K>>, Rejected>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        sweeper::ensure(&self.shared);
-        let table = &self.shared.table;
+        sweeper::ensure(&self.state);
+        let table = &self.state.table;
         let hash = table.hash(&*tenant);
-        let rejection = |entry: &Entry| entry.rejection(places);
+        let rejection = |entry: &Entry| entry.rejection(max_queued);
         match table.get_unless(hash, &*tenant, rejection)? {
             Some(tracked) => {
                 // Dropped before a permit is acquired: if the drop of the key panicked at the end
@@ -181,23 +185,23 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
 
     #[cold]
     fn track(&self, hash: u64, tenant: K) -> Result<Arc<Tracked<K>>, Rejected> {
-        let tracked = self.shared.track(hash, tenant)?;
-        sweeper::ensure(&self.shared);
+        let tracked = self.state.track(hash, tenant)?;
+        sweeper::ensure(&self.state);
         Ok(tracked)
     }
 }
 
-/// Decides about a request that may queue behind fewer than `places` others.
+/// Decides about a request that may queue behind fewer than `max_queued` others.
 // Without the attribute the compiler does not inline it, which costs an admitted request a sixth
 // of its instructions.
 #[inline(always)]
-fn admit_entry<T>(node: Arc<Node<T>>, places: usize) -> Result<Admission<Permit>, Rejected>
+fn admit_entry<T>(node: Arc<Node<T>>, max_queued: usize) -> Result<Admission<Permit>, Rejected>
 where
     T: Payload,
 {
     match admit_fast(node) {
         Ok(permit) => Ok(Admission::Admitted(permit)),
-        Err(handle) => admit_or_queue(handle, places),
+        Err(handle) => admit_or_queue(handle, max_queued),
     }
 }
 
@@ -214,17 +218,17 @@ where
 }
 
 #[cold]
-fn admit_or_queue(handle: TenantHandle, places: usize) -> Result<Admission<Permit>, Rejected> {
-    if places == 0 {
+fn admit_or_queue(handle: TenantHandle, max_queued: usize) -> Result<Admission<Permit>, Rejected> {
+    if max_queued == 0 {
         return admit_or_reject(handle).map(Admission::Admitted);
     }
     match handle.try_admit() {
         Ok(admitted) => {
-            handle.note_pretended(places, admitted);
+            handle.report_dry_run(max_queued, admitted);
             Ok(Admission::Admitted(Permit::admitted(handle)))
         }
-        Err(word) if word.rejects(places) => {
-            let rejected = handle.reject_full(places, word);
+        Err(state) if state.rejects(max_queued) => {
+            let rejected = handle.reject_full(max_queued, state);
             Err(handle.report_rejected(rejected, None))
         }
         Err(_) => Ok(Admission::Queue(handle)),
@@ -235,11 +239,11 @@ fn admit_or_queue(handle: TenantHandle, places: usize) -> Result<Admission<Permi
 fn admit_or_reject(handle: TenantHandle) -> Result<Permit, Rejected> {
     match handle.admit_or_reject() {
         Ok(admitted) => {
-            handle.note_pretended(0, admitted);
+            handle.report_dry_run(0, admitted);
             Ok(Permit::admitted(handle))
         }
-        Err(word) => {
-            let rejected = handle.reject_full(0, word);
+        Err(state) => {
+            let rejected = handle.reject_full(0, state);
             Err(handle.report_rejected(rejected, None))
         }
     }

@@ -4,7 +4,7 @@ use std::{fmt, sync};
 
 use crate::{
     capacity::{Capacity, SharedCapacity},
-    limiter::{TenantLimiter, evictor::Evictor, overflow::Overflow, permit::Permit, state::Shared},
+    limiter::{TenantLimiter, evictor::Evictor, overflow::Overflow, permit::Permit, state::State},
     limits::{EffectiveLimits, Limits},
     observe::{Observer, Observers},
     tenant::{context::LimiterContext, holds::Holds, max_hold::MaxHold},
@@ -175,10 +175,10 @@ impl<K> TenantLimiterBuilder<K> {
         let clock = || sync::Arc::clone(&context.clock);
         let capacity = self.capacity.as_ref();
         let capacity = capacity.map(|capacity| SharedCapacity::new(capacity, clock()));
-        let shared = Shared::new(context, limits, capacity, self.count_requests);
-        shared.table.set_max(self.max_tenants);
-        shared.sweeper.set(self.evictor);
-        TenantLimiter::from_parts(shared, self.overflow)
+        let state = State::new(context, limits, capacity, self.count_requests);
+        state.table.set_max(self.max_tenants);
+        state.sweeper.set(self.evictor);
+        TenantLimiter::from_parts(state, self.overflow)
     }
 }
 

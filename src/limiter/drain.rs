@@ -79,13 +79,13 @@ impl<K> TenantLimiter<K> {
     }
 
     fn shut(&self, shut: fn(&Entry)) {
-        // Pairs with the Acquire loads in `is_closed` and `Shared::track`.
-        self.shared.closed.store(true, Ordering::Release);
-        // Makes each entry stale that is not in the table yet: `Shared::track` then reads `closed`
+        // Pairs with the Acquire loads in `is_closed` and `State::track`.
+        self.state.closed.store(true, Ordering::Release);
+        // Makes each entry stale that is not in the table yet: `State::track` then reads `closed`
         // again, so no entry is added open behind the loop below.
-        self.shared.limits.raise_version();
-        shut(&self.shared.anonymous().entry);
-        self.shared.table.for_each(|tracked| shut(&tracked.entry));
+        self.state.limits.raise_version();
+        shut(&self.state.anonymous().entry);
+        self.state.table.for_each(|tracked| shut(&tracked.entry));
     }
 
     /// Returns whether the limiter was closed, by [`close`](Self::close) or
@@ -93,7 +93,7 @@ impl<K> TenantLimiter<K> {
     #[must_use]
     pub fn is_closed(&self) -> bool {
         // Pairs with the Release store in `shut`.
-        self.shared.closed.load(Ordering::Acquire)
+        self.state.closed.load(Ordering::Acquire)
     }
 
     /// Resolves when no request is in flight or queued.
@@ -156,15 +156,15 @@ impl<K> TenantLimiter<K> {
 
     /// Checks the figures only: the last permit may be released before the drain is notified of it.
     fn is_drained(&self) -> Result<(), DrainTimeout> {
-        let anonymous = self.shared.anonymous().entry.gate.word();
+        let anonymous = self.state.anonymous().entry.gate.state();
         let mut left = DrainTimeout {
             in_flight: anonymous.in_flight(),
             waiting: anonymous.waiting(),
         };
-        self.shared.table.for_each(|tracked| {
-            let word = tracked.entry.gate.word();
-            left.in_flight += word.in_flight();
-            left.waiting += word.waiting();
+        self.state.table.for_each(|tracked| {
+            let state = tracked.entry.gate.state();
+            left.in_flight += state.in_flight();
+            left.waiting += state.waiting();
         });
         match left.in_flight + left.waiting {
             0 => Ok(()),
@@ -174,12 +174,12 @@ impl<K> TenantLimiter<K> {
 
     /// Waits for each tenant in turn. Returns false if all were idle already.
     async fn drain_once(&self) -> bool {
-        let anonymous = &self.shared.anonymous().entry.gate;
-        let mut waited = self.shared.context.idle(anonymous).await;
-        for shard in 0..self.shared.table.shards() {
+        let anonymous = &self.state.anonymous().entry.gate;
+        let mut waited = self.state.context.idle(anonymous).await;
+        for shard in 0..self.state.table.shards() {
             // One at a time, so that tenants that become idle meanwhile may be evicted.
-            while let [busy] = &*self.shared.table.find(shard, Entry::is_busy) {
-                waited |= self.shared.context.idle(&busy.entry.gate).await;
+            while let [busy] = &*self.state.table.find(shard, Entry::is_busy) {
+                waited |= self.state.context.idle(&busy.entry.gate).await;
             }
         }
         waited

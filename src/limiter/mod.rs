@@ -29,7 +29,7 @@ use std::{
 };
 
 use crate::{
-    limiter::{admit::Admission, state::Shared},
+    limiter::{admit::Admission, state::State},
     limits::{self, Limits},
     rejected::Rejected,
     tenant::{entry::Entry, holds::Holds},
@@ -63,7 +63,7 @@ use crate::{
 /// assert!(limiter.try_acquire("acme").is_ok());
 /// ```
 pub struct TenantLimiter<K> {
-    pub(crate) shared: sync::Arc<Shared<K>>,
+    pub(crate) state: sync::Arc<State<K>>,
     overflow: Overflow,
 }
 
@@ -85,9 +85,9 @@ impl<K> TenantLimiter<K> {
         TenantLimiterBuilder::new(limits.into())
     }
 
-    pub(crate) fn from_parts(shared: Shared<K>, overflow: Overflow) -> Self {
+    pub(crate) fn from_parts(state: State<K>, overflow: Overflow) -> Self {
         Self {
-            shared: sync::Arc::new(shared),
+            state: sync::Arc::new(state),
             overflow,
         }
     }
@@ -115,7 +115,7 @@ impl<K> TenantLimiter<K> {
     #[must_use]
     pub fn expired(&self) -> u64 {
         let expired = |holds: &Holds| holds.expired.load(Ordering::Relaxed);
-        self.shared.context.holds().map_or(0, expired)
+        self.state.context.holds().map_or(0, expired)
     }
 
     /// Returns the figures over all tenants, or `None` without a
@@ -124,7 +124,7 @@ impl<K> TenantLimiter<K> {
     /// The `limit` of these figures is the capacity.
     #[must_use]
     pub fn capacity_stats(&self) -> Option<Stats> {
-        let pool = &self.shared.capacity.as_ref()?.pool;
+        let pool = &self.state.capacity.as_ref()?.pool;
         let level = pool.level();
         Some(Stats {
             limit: level.capacity(),
@@ -136,29 +136,29 @@ impl<K> TenantLimiter<K> {
     /// Returns how many tenants are tracked.
     #[must_use]
     pub fn tracked(&self) -> usize {
-        self.shared.table.len()
+        self.state.table.len()
     }
 
     /// Returns the figures of the requests without a tenant that share one limit; see
     /// [`MissingTenant::Share`](crate::extract::MissingTenant::Share).
     #[must_use]
     pub fn anonymous_stats(&self) -> Stats {
-        match self.shared.anonymous.get() {
-            Some(anonymous) => anonymous.entry.gate.word().into(),
-            None => Stats::unused(self.shared.limits.overall().anonymous),
+        match self.state.anonymous.get() {
+            Some(anonymous) => anonymous.entry.gate.state().into(),
+            None => Stats::unused(self.state.limits.overall().anonymous),
         }
     }
 
     /// Returns how many requests without a tenant have passed unlimited so far.
     #[must_use]
     pub fn bypassed(&self) -> u64 {
-        self.shared.bypassed.load(Ordering::Relaxed)
+        self.state.bypassed.load(Ordering::Relaxed)
     }
 
     /// Returns how many exempt requests have passed so far.
     #[must_use]
     pub fn exempted(&self) -> u64 {
-        self.shared.exempted.load(Ordering::Relaxed)
+        self.state.exempted.load(Ordering::Relaxed)
     }
 
     /// Evicts each tenant that has been idle for the time that the [`Evictor`] sets, and returns
@@ -170,16 +170,16 @@ impl<K> TenantLimiter<K> {
     where
         K: 'static,
     {
-        self.evict_idle_after(self.shared.sweeper.evictor().ttl())
+        self.evict_idle_after(self.state.sweeper.evictor().ttl())
     }
 
     pub(crate) fn evict_idle_after(&self, ttl: Duration) -> usize
     where
         K: 'static,
     {
-        let now = || self.shared.context.now();
-        (0..self.shared.table.shards())
-            .map(|shard| self.shared.table.sweep(shard, now, ttl).evicted)
+        let now = || self.state.context.now();
+        (0..self.state.table.shards())
+            .map(|shard| self.state.table.sweep(shard, now, ttl).evicted)
             .sum()
     }
 }
@@ -282,11 +282,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let hash = self.shared.table.hash(tenant);
+        let hash = self.state.table.hash(tenant);
         // Read under the lock of the shard, so that the entry is not handed out.
-        let word = |entry: &Entry| Some(entry.gate.word());
-        let word = self.shared.table.get_unless(hash, tenant, word).err()?;
-        Some(word.into())
+        let state = |entry: &Entry| Some(entry.gate.state());
+        let state = self.state.table.get_unless(hash, tenant, state).err()?;
+        Some(state.into())
     }
 
     /// Returns how many requests of `tenant` are in flight; 0 if it is not tracked.
@@ -313,7 +313,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
 impl<K> Clone for TenantLimiter<K> {
     fn clone(&self) -> Self {
         Self {
-            shared: sync::Arc::clone(&self.shared),
+            state: sync::Arc::clone(&self.state),
             overflow: self.overflow,
         }
     }

@@ -60,7 +60,7 @@ impl Overflow {
     }
 
     /// Returns how many requests of a tenant may be queued.
-    pub(crate) const fn places(self) -> usize {
+    pub(crate) const fn max_queued(self) -> usize {
         if self.max_wait.is_zero() {
             0
         } else {

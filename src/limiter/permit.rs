@@ -30,14 +30,14 @@ use crate::{
 pub struct Permit {
     // The only field: two words are passed in registers, three through memory, which took a fifth
     // of the time of a request.
-    held: TenantHandle,
+    handle: TenantHandle,
 }
 
 /// The state of a permit that is observed or has a maximum hold time.
 ///
 /// It is the payload of a stand-in entry between the [`Permit`] and the entry of the tenant.
 struct ObservedPermit {
-    held: TenantHandle,
+    tenant: TenantHandle,
     // By the clock of the limiter; 0 unless the observer times holds.
     since: u64,
     outcome: AtomicU8,
@@ -52,33 +52,33 @@ const CANCELLED: u8 = 2;
 impl Permit {
     /// Wraps a slot that is taken already, without reporting the admission.
     #[inline]
-    pub(crate) fn of_taken(held: TenantHandle) -> Self {
-        Self { held }
+    pub(crate) fn of_taken(handle: TenantHandle) -> Self {
+        Self { handle }
     }
 
     /// Wraps a slot that is taken already, and reports that the request was admitted at once.
-    pub(crate) fn admitted(held: TenantHandle) -> Self {
-        Self::admitted_after(held, None)
+    pub(crate) fn admitted(handle: TenantHandle) -> Self {
+        Self::admitted_after(handle, None)
     }
 
     /// Wraps a slot that is taken already, and reports that the request was admitted after a wait.
-    pub(crate) fn admitted_after(held: TenantHandle, waited: Option<Duration>) -> Self {
-        let since = held.context.starts_hold();
-        held.report(Event::Admitted { waited });
-        if !held.context.needs_slow_path() {
-            return Self::of_taken(held);
+    pub(crate) fn admitted_after(handle: TenantHandle, waited: Option<Duration>) -> Self {
+        let since = handle.context.starts_hold();
+        handle.report(Event::Admitted { waited });
+        if !handle.context.needs_slow_path() {
+            return Self::of_taken(handle);
         }
-        let permit = Self::of_taken(ObservedPermit::begin(held, since));
+        let permit = Self::of_taken(ObservedPermit::begin(handle, since));
         permit.bound_in_time(MaxHold::takes_bare);
         permit
     }
 
     /// Registers the permit to expire, if there is a maximum hold time and `applies` returns true.
     fn bound_in_time(&self, applies: impl FnOnce(MaxHold) -> bool) {
-        if let (Some(bound), Some(holds)) = (self.bound(), self.held.context.holds()) {
+        if let (Some(bound), Some(holds)) = (self.bound(), self.handle.context.holds()) {
             if applies(holds.max) {
-                holds.add(bound, self.held.clone());
-                holds::ensure(&self.held.context);
+                holds.add(bound, self.handle.clone());
+                holds::ensure(&self.handle.context);
             }
         }
     }
@@ -90,36 +90,36 @@ impl Permit {
         self.bound().is_some_and(Bound::is_expired)
     }
 
-    fn visit(&self) -> Option<&ObservedPermit> {
-        match self.held.gate.word().needs_slow_path() {
-            true => self.held.stand_in(),
+    fn observed(&self) -> Option<&ObservedPermit> {
+        match self.handle.gate.state().needs_slow_path() {
+            true => self.handle.stand_in(),
             false => None,
         }
     }
 
     pub(crate) fn bound(&self) -> Option<&Bound> {
-        self.visit()?.bound.as_ref()
+        self.observed()?.bound.as_ref()
     }
 
-    /// Returns the hold of the permit that `visit` stands for, if it has a maximum time.
-    pub(crate) fn bound_of(visit: &TenantHandle) -> Option<&Bound> {
-        visit.stand_in::<ObservedPermit>()?.bound.as_ref()
+    /// Returns the hold of the permit that `stand_in` stands for, if it has a maximum time.
+    pub(crate) fn bound_of(stand_in: &TenantHandle) -> Option<&Bound> {
+        stand_in.stand_in::<ObservedPermit>()?.bound.as_ref()
     }
 
-    /// Expires the permit that `visit` stands for, unless a `SharedPermit` keeps it.
-    pub(crate) fn expire(visit: &TenantHandle) {
-        if Self::bound_of(visit).is_some_and(Bound::expire) {
-            Self::take_back(visit);
+    /// Expires the permit that `stand_in` stands for, unless a `SharedPermit` keeps it.
+    pub(crate) fn expire(stand_in: &TenantHandle) {
+        if Self::bound_of(stand_in).is_some_and(Bound::expire) {
+            Self::release_expired(stand_in);
         }
     }
 
-    /// Releases the expired permit that `visit` stands for, and wakes the body of its response.
-    pub(crate) fn take_back(visit: &TenantHandle) {
-        let Some(visit) = visit.stand_in::<ObservedPermit>() else {
+    /// Releases the expired permit that `stand_in` stands for, and wakes the body of its response.
+    pub(crate) fn release_expired(stand_in: &TenantHandle) {
+        let Some(stand_in) = stand_in.stand_in::<ObservedPermit>() else {
             return;
         };
-        visit.release_as(Outcome::Expired);
-        if let (Some(bound), Some(holds)) = (&visit.bound, visit.held.context.holds()) {
+        stand_in.release_as(Outcome::Expired);
+        if let (Some(bound), Some(holds)) = (&stand_in.bound, stand_in.tenant.context.holds()) {
             holds.expired.fetch_add(1, Ordering::Relaxed);
             bound.wake();
         }
@@ -135,11 +135,11 @@ impl Permit {
     }
 
     /// Lets the permit expire again. If its time is up already, returns the handle to pass to
-    /// [`take_back`](Self::take_back).
+    /// [`release_expired`](Self::release_expired).
     #[cfg(feature = "http")]
     pub(crate) fn let_go(&self) -> Option<TenantHandle> {
         let is_overdue = self.bound().is_some_and(Bound::let_go);
-        is_overdue.then(|| self.held.clone())
+        is_overdue.then(|| self.handle.clone())
     }
 
     /// Returns the handle that a response body polls to end when the permit expires, unless
@@ -147,12 +147,12 @@ impl Permit {
     #[cfg(feature = "http")]
     pub(crate) fn cut(&self) -> Option<TenantHandle> {
         let cuts = self.bound().is_some() && self.is_set(MaxHold::cuts);
-        cuts.then(|| self.held.clone())
+        cuts.then(|| self.handle.clone())
     }
 
     #[cfg(feature = "http")]
     fn is_set(&self, setting: impl FnOnce(MaxHold) -> bool) -> bool {
-        let max = self.held.context.holds().map(|holds| holds.max);
+        let max = self.handle.context.holds().map(|holds| holds.max);
         max.is_some_and(setting)
     }
 
@@ -160,20 +160,20 @@ impl Permit {
     /// least one in a dry run.
     #[cfg(feature = "http")]
     pub(crate) fn figures(&self) -> (usize, usize) {
-        let word = self
-            .visit()
-            .map_or(&self.held, |visit| &visit.held)
+        let state = self
+            .observed()
+            .map_or(&self.handle, |observed| &observed.tenant)
             .gate
-            .word();
-        let remaining = word.limit().saturating_sub(word.in_flight());
-        (word.limit(), remaining.max(usize::from(word.is_dry())))
+            .state();
+        let remaining = state.limit().saturating_sub(state.in_flight());
+        (state.limit(), remaining.max(usize::from(state.is_dry())))
     }
 
     /// Marks the permit as that of a request: a drop without [`end`](Self::end) counts as
     /// [`Outcome::Cancelled`].
     #[inline]
     pub(crate) fn of_request(self) -> Self {
-        if self.held.gate.word().needs_slow_path() {
+        if self.handle.gate.state().needs_slow_path() {
             self.begin_request();
         }
         self
@@ -181,7 +181,7 @@ impl Permit {
 
     #[cold]
     fn begin_request(&self) {
-        self.mark_visit(Outcome::Cancelled);
+        self.mark_observed(Outcome::Cancelled);
         self.bound_in_time(|max| !max.takes_bare());
     }
 
@@ -194,26 +194,26 @@ impl Permit {
     /// Records how the request has ended, to be reported when the permit is released.
     #[inline]
     pub(crate) fn mark(&self, outcome: Outcome) {
-        if self.held.gate.word().needs_slow_path() {
-            self.mark_visit(outcome);
+        if self.handle.gate.state().needs_slow_path() {
+            self.mark_observed(outcome);
         }
     }
 
     #[cold]
-    fn mark_visit(&self, outcome: Outcome) {
-        if let Some(visit) = self.held.stand_in::<ObservedPermit>() {
+    fn mark_observed(&self, outcome: Outcome) {
+        if let Some(stand_in) = self.handle.stand_in::<ObservedPermit>() {
             let outcome = match outcome {
                 Outcome::Completed => COMPLETED,
                 Outcome::Failed => FAILED,
                 Outcome::Cancelled | Outcome::Expired => CANCELLED,
             };
-            visit.outcome.store(outcome, Ordering::Relaxed);
+            stand_in.outcome.store(outcome, Ordering::Relaxed);
         }
     }
 
     /// Releases the slot of the tenant, if the permit is that of a stand-in.
     fn release_observed(&self) {
-        if let Some(observed) = self.held.stand_in::<ObservedPermit>() {
+        if let Some(observed) = self.handle.stand_in::<ObservedPermit>() {
             observed.release();
         }
     }
@@ -226,12 +226,12 @@ impl Payload for ObservedPermit {
 }
 
 impl ObservedPermit {
-    /// Wraps `held` in a stand-in entry, so that the release can report outcome and duration.
-    fn begin(held: TenantHandle, since: u64) -> TenantHandle {
-        let context = std::sync::Arc::clone(&held.context);
+    /// Wraps `tenant` in a stand-in entry, so that the release can report outcome and duration.
+    fn begin(tenant: TenantHandle, since: u64) -> TenantHandle {
+        let context = std::sync::Arc::clone(&tenant.context);
         let bound = context.holds().map(|holds| holds.bound(context.now()));
         let observed = Self {
-            held,
+            tenant,
             since,
             outcome: AtomicU8::new(COMPLETED),
             bound,
@@ -241,7 +241,7 @@ impl ObservedPermit {
     }
 
     fn release(&self) {
-        if let (Some(bound), Some(holds)) = (&self.bound, self.held.context.holds()) {
+        if let (Some(bound), Some(holds)) = (&self.bound, self.tenant.context.holds()) {
             holds.remove(bound);
             if !bound.end() {
                 return;
@@ -255,10 +255,10 @@ impl ObservedPermit {
     }
 
     fn release_as(&self, outcome: Outcome) {
-        self.held.release_and(|| {
-            self.held.report(Event::Released {
+        self.tenant.release_and(|| {
+            self.tenant.report(Event::Released {
                 outcome,
-                held: self.held.context.held_since(self.since),
+                held: self.tenant.context.held_since(self.since),
             });
         });
     }
@@ -267,7 +267,7 @@ impl ObservedPermit {
 impl Drop for Permit {
     #[inline]
     fn drop(&mut self) {
-        self.held.release_and(|| self.release_observed());
+        self.handle.release_and(|| self.release_observed());
     }
 }
 
@@ -280,14 +280,14 @@ mod tests {
 
     #[test]
     fn an_observed_permit_is_a_handle_to_a_stand_in_that_is_no_tenant() {
-        let limiter = TenantLimiter::builder(1)
+        let limiter = TenantLimiter::<u64>::builder(1)
             .observer(|_: Option<&u64>, _: Event| ())
             .build();
         let permit = limiter.try_acquire(&7).unwrap();
         assert_eq!(size_of_val(&permit), 2 * size_of::<usize>());
-        let observed = permit.visit().unwrap();
-        assert!(!ptr::eq::<Entry>(&*permit.held, &*observed.held));
-        assert!(observed.held.stand_in::<ObservedPermit>().is_none());
+        let observed = permit.observed().unwrap();
+        assert!(!ptr::eq::<Entry>(&*permit.handle, &*observed.tenant));
+        assert!(observed.tenant.stand_in::<ObservedPermit>().is_none());
         assert_eq!((limiter.tracked(), limiter.in_flight(&7)), (1, 1));
         drop(permit);
         assert_eq!((limiter.tracked(), limiter.in_flight(&7)), (1, 0));
@@ -297,7 +297,7 @@ mod tests {
     fn a_permit_that_is_not_observed_is_a_handle_to_its_tenant() {
         let limiter = TenantLimiter::<u64>::new(1);
         let permit = limiter.try_acquire(&7).unwrap();
-        assert!(permit.visit().is_none());
-        assert_eq!(permit.held.gate.word().in_flight(), 1);
+        assert!(permit.observed().is_none());
+        assert_eq!(permit.handle.gate.state().in_flight(), 1);
     }
 }

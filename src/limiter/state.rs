@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    capacity::{SharedCapacity, pool::Share},
+    capacity::{SharedCapacity, share::Share},
     gate::{ALWAYS, state::Rule},
     limiter::sweeper::{Sweep, Sweeper},
     limits::{CachedLimit, EffectiveLimits, Reading},
@@ -16,7 +16,7 @@ use crate::{
     tenant::{
         context::{Counts, LimiterContext},
         entry::{Entry, Node, Optional, TenantHandle, Tracked},
-        table::{Added, Look, Table},
+        table::{Added, ReadOnly, Table},
     },
     util::{
         key::{AnonymousKey, Tenant},
@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// The state that all handles of a limiter share.
-pub(crate) struct Shared<K> {
+pub(crate) struct State<K> {
     pub(crate) table: Table<K>,
     pub(crate) context: sync::Arc<LimiterContext>,
     pub(crate) sweeper: Sweeper,
@@ -42,7 +42,7 @@ pub(crate) struct Shared<K> {
     pub(crate) closed: AtomicBool,
 }
 
-impl<K> Shared<K> {
+impl<K> State<K> {
     pub(crate) fn new(
         context: LimiterContext,
         limits: EffectiveLimits<K>,
@@ -128,8 +128,9 @@ impl<K> Shared<K> {
         )
     }
 
-    /// Makes the share of a new tenant, with the weight of [`Capacity::weights`].
-    /// [`track`](Self::track) sets the weight of an override.
+    /// Makes the share of a new tenant, with the weight of
+    /// [`Capacity::weights`](crate::Capacity::weights). [`track`](Self::track) sets the weight of
+    /// an override.
     fn share_of(&self, tenant: &K) -> Option<Share<TenantHandle>> {
         let common = self.capacity.as_ref()?;
         let weight = common.weight_of(tenant);
@@ -155,13 +156,13 @@ impl<K> Shared<K> {
         });
     }
 
-    /// Returns a [`Look`] at the entry of a tenant; empty if it is not tracked.
-    pub(crate) fn look_at<Q>(&self, tenant: &Q) -> Look<'_, K>
+    /// Returns a [`ReadOnly`] at the entry of a tenant; empty if it is not tracked.
+    pub(crate) fn read_only<Q>(&self, tenant: &Q) -> ReadOnly<'_, K>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.table.look_at(self.table.hash(tenant), tenant)
+        self.table.read_only(self.table.hash(tenant), tenant)
     }
 
     /// Adds a tenant to the table and returns its entry, or the entry that is there already.
@@ -238,8 +239,8 @@ impl<K> Shared<K> {
 
     /// Puts the current limit of a tenant in force, and whether it is enforced or in dry run.
     ///
-    /// If the function of [`Limits::from_fn`] panics, the tenant keeps its limit, and dry run is
-    /// updated all the same.
+    /// If the function of [`Limits::from_fn`](crate::Limits::from_fn) panics, the tenant keeps its
+    /// limit, and dry run is updated all the same.
     pub(crate) fn update_limit(&self, tracked: &Tracked<K>)
     where
         K: Hash + Eq,
@@ -310,7 +311,7 @@ impl<K> Shared<K> {
     }
 }
 
-impl<K: Send + Sync + 'static> Sweep for Shared<K> {
+impl<K: Send + Sync + 'static> Sweep for State<K> {
     fn sweeper(&self) -> &Sweeper {
         &self.sweeper
     }
@@ -330,9 +331,7 @@ impl<K: Send + Sync + 'static> Sweep for Shared<K> {
 
     fn sweep(&self, shard: usize) -> usize {
         let ttl = self.sweeper.evictor().ttl();
-        self.table
-            .sweep(shard, || self.context.now(), ttl)
-            .looked_at
+        self.table.sweep(shard, || self.context.now(), ttl).visited
     }
 }
 
@@ -343,7 +342,7 @@ mod tests {
     #[test]
     fn requests_without_a_tenant_have_their_limit_from_the_first_moment() {
         let limiter = TenantLimiter::<u64>::builder(4).anonymous_limit(7).build();
-        let anonymous = limiter.shared.make_anonymous();
-        assert_eq!(anonymous.entry.gate.word().limit(), 7);
+        let anonymous = limiter.state.make_anonymous();
+        assert_eq!(anonymous.entry.gate.state().limit(), 7);
     }
 }

@@ -27,11 +27,11 @@ impl Stats {
 }
 
 impl From<GateState> for Stats {
-    fn from(word: GateState) -> Self {
+    fn from(state: GateState) -> Self {
         Self {
-            limit: word.limit(),
-            in_flight: word.in_flight(),
-            waiting: word.waiting(),
+            limit: state.limit(),
+            in_flight: state.in_flight(),
+            waiting: state.waiting(),
         }
     }
 }

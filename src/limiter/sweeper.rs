@@ -211,7 +211,7 @@ impl<T: Sweep> Task<T> {
 
     /// Sweeps all shards once. Returns whether the task must end.
     async fn sweep(&self) -> bool {
-        let mut looked_at = 0;
+        let mut visited = 0;
         for shard in 0.. {
             let Some(target) = self.target.upgrade() else {
                 return true;
@@ -220,10 +220,10 @@ impl<T: Sweep> Task<T> {
                 let has_work = || !target.is_empty();
                 return !has_work() && target.sweeper().end(self.number, STOPPED, has_work);
             }
-            looked_at += target.sweep(shard);
+            visited += target.sweep(shard);
             drop(target);
-            if looked_at >= STRIDE {
-                looked_at = 0;
+            if visited >= STRIDE {
+                visited = 0;
                 yield_now().await;
             }
         }

@@ -27,9 +27,9 @@ impl<K> TenantLimiter<K> {
     /// Raising it admits queued requests at once. After lowering it, requests in flight keep their
     /// permits, and queued requests are admitted only once fewer than `slots` are in flight.
     pub fn set_capacity(&self, slots: usize) {
-        if self.shared.capacity.is_some() {
-            self.shared.limits.set_capacity(slots);
-            self.shared.update_capacity();
+        if self.state.capacity.is_some() {
+            self.state.limits.set_capacity(slots);
+            self.state.update_capacity();
             self.capacity_changed(slots);
         }
     }
@@ -39,13 +39,13 @@ impl<K> TenantLimiter<K> {
     /// After lowering it, tracked tenants stay, and new tenants are tracked only in place of idle
     /// ones. See [`max_tenants`](crate::limiter::TenantLimiterBuilder::max_tenants).
     pub fn set_max_tenants(&self, max: usize) {
-        self.shared.table.set_max(max);
+        self.state.table.set_max(max);
     }
 
     /// Sets when idle tenants are evicted, and restarts the task that evicts them at the next
     /// request.
     pub fn set_evictor(&self, evictor: Evictor) {
-        self.shared.sweeper.set(evictor);
+        self.state.sweeper.set(evictor);
     }
 
     /// Sets the limit shared by all requests without a tenant, for
@@ -54,13 +54,13 @@ impl<K> TenantLimiter<K> {
     /// It takes effect as a limit of a tenant does, and no longer follows
     /// [`set_default_limit`](Self::set_default_limit).
     pub fn set_anonymous_limit(&self, limit: usize) {
-        self.shared.limits.set_anonymous(limit);
-        self.shared.update_anonymous();
+        self.state.limits.set_anonymous(limit);
+        self.state.update_anonymous();
     }
 
     fn capacity_changed(&self, slots: usize) {
         let event = Event::CapacityChanged { slots };
-        self.shared.context.report(TenantRef::none(), event);
+        self.state.context.report(TenantRef::none(), event);
     }
 
     /// Returns all per-tenant overrides, in no particular order.
@@ -69,7 +69,7 @@ impl<K> TenantLimiter<K> {
     where
         K: Clone,
     {
-        let overrides = self.shared.limits.overrides();
+        let overrides = self.state.limits.overrides();
         let row = |(tenant, own): &(Arc<Tenant<K>>, Override)| Some((tenant.key()?.clone(), *own));
         overrides.iter().filter_map(row).collect()
     }
@@ -90,7 +90,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     pub fn set_default_limit(&self, limits: impl Into<Limits<K>>) {
         let limits = limits.into();
         let limit = limits.number();
-        self.shared.limits.set(limits);
+        self.state.limits.set(limits);
         self.update_all_limits();
         self.report(Event::LimitChanged { limit });
     }
@@ -105,7 +105,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.put_in_force(&self.set_own(tenant, |own| own.limit = Some(limit)));
+        self.apply_limit(&self.set_own(tenant, |own| own.limit = Some(limit)));
     }
 
     /// Removes the limit of one tenant, so that the default limit applies again.
@@ -120,7 +120,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         Q: Hash + Eq + ?Sized,
     {
         if let Some(change) = self.clear_own(tenant, |own| own.limit = None) {
-            self.put_in_force(&change);
+            self.apply_limit(&change);
         }
     }
 
@@ -150,7 +150,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.put_in_force(&self.set_own(tenant, |own| own.paused = true));
+        self.apply_limit(&self.set_own(tenant, |own| own.paused = true));
     }
 
     /// Ends the [pause](Self::pause) of one tenant. Its own limit applies again, or else the
@@ -166,7 +166,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         Q: Hash + Eq + ?Sized,
     {
         if let Some(change) = self.clear_own(tenant, |own| own.paused = false) {
-            self.put_in_force(&change);
+            self.apply_limit(&change);
         }
     }
 
@@ -190,16 +190,16 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// does: each tenant has its previous limit again, and the function of
     /// [`Limits::from_fn`] is not called.
     pub fn set_dry_run(&self, on: bool) {
-        self.shared.limits.set_dry(on);
+        self.state.limits.set_dry(on);
         // The capacity changes first when the dry run begins and last when it ends: while the
         // capacity is enforced, so is the limit of each tenant.
         if on {
-            self.shared.update_capacity();
+            self.state.update_capacity();
         }
-        self.shared.update_anonymous();
-        self.update_all(|tracked| self.shared.update_dry(tracked));
+        self.state.update_anonymous();
+        self.update_all(|tracked| self.state.update_dry(tracked));
         if !on {
-            self.shared.update_capacity();
+            self.state.update_capacity();
         }
     }
 
@@ -233,7 +233,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.pretend(&self.set_own(tenant, |own| own.dry_run = Some(on)));
+        self.apply_dry_run(&self.set_own(tenant, |own| own.dry_run = Some(on)));
     }
 
     /// Removes the dry-run override of one tenant, so that [`set_dry_run`](Self::set_dry_run)
@@ -244,7 +244,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         Q: Hash + Eq + ?Sized,
     {
         if let Some(change) = self.clear_own(tenant, |own| own.dry_run = None) {
-            self.pretend(&change);
+            self.apply_dry_run(&change);
         }
     }
 
@@ -257,7 +257,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.weigh(&self.set_own(tenant, |own| own.weight = Some(weight)));
+        self.apply_weight(&self.set_own(tenant, |own| own.weight = Some(weight)));
     }
 
     /// Removes the weight of one tenant, so that
@@ -272,7 +272,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         Q: Hash + Eq + ?Sized,
     {
         if let Some(change) = self.clear_own(tenant, |own| own.weight = None) {
-            self.weigh(&change);
+            self.apply_weight(&change);
         }
     }
 
@@ -295,16 +295,16 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// Panics if the function of [`Limits::from_fn`] or of
     /// [`Capacity::weights`](crate::Capacity::weights) panics, after everything else is in force.
     pub fn apply(&self, settings: Settings<K>) -> Result<(), ApplyError> {
-        if settings.wants_capacity() && self.shared.capacity.is_none() {
+        if settings.wants_capacity() && self.state.capacity.is_none() {
             return Err(ApplyError::NoCapacity);
         }
-        let changes = self.shared.limits.replace(
+        let changes = self.state.limits.replace(
             settings.limit.map(Limits::from),
             settings.capacity,
             settings.tenants,
         );
         if let Some(slots) = settings.capacity {
-            self.shared.update_capacity();
+            self.state.update_capacity();
             self.capacity_changed(slots);
         }
         let mut panic = FirstPanic::default();
@@ -323,12 +323,12 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     fn apply_to_tenant(&self, change: &Change<K>, panic: &mut FirstPanic) {
         let (before, after) = (change.before, change.after);
         if before.limit_in_force() != after.limit_in_force() {
-            panic.catch(|| self.put_in_force(change));
+            panic.catch(|| self.apply_limit(change));
         } else if before.dry_run != after.dry_run {
-            self.pretend(change);
+            self.apply_dry_run(change);
         }
         if before.weight != after.weight {
-            panic.catch(|| self.weigh(change));
+            panic.catch(|| self.apply_weight(change));
         }
     }
 
@@ -336,7 +336,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// the [dry run](Self::set_dry_run).
     #[must_use]
     pub fn would_have_rejected(&self) -> u64 {
-        self.shared.context.would_reject.load(Ordering::Relaxed)
+        self.state.context.would_reject.load(Ordering::Relaxed)
     }
 
     fn set_own<Q>(&self, tenant: &Q, set: impl FnOnce(&mut Override)) -> Change<K>
@@ -344,7 +344,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: ToOwned<Owned = K> + ?Sized,
     {
-        self.shared.limits.set_own(tenant.to_owned(), set)
+        self.state.limits.set_own(tenant.to_owned(), set)
     }
 
     fn clear_own<Q>(&self, tenant: &Q, clear: impl FnOnce(&mut Override)) -> Option<Change<K>>
@@ -352,54 +352,54 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.shared.limits.clear_own(tenant, clear)
+        self.state.limits.clear_own(tenant, clear)
     }
 
     /// Puts the limit of a tenant in force, and notifies the observer if the limit has changed.
-    fn put_in_force(&self, change: &Change<K>) {
+    fn apply_limit(&self, change: &Change<K>) {
         // Even if it has not changed: another thread may have set it and not put it in force yet.
-        self.update_one(change, |tracked| self.shared.update_limit(tracked));
+        self.update_one(change, |tracked| self.state.update_limit(tracked));
         let limit = change.after.limit_in_force();
         if change.before.limit_in_force() != limit {
             let event = Event::LimitChanged { limit };
             let tenant = TenantRef::of(&change.tenant);
-            self.shared.context.report(tenant, event);
+            self.state.context.report(tenant, event);
         }
     }
 
     /// Puts in force whether the limit of a tenant is enforced or in dry run.
-    fn pretend(&self, change: &Change<K>) {
-        self.update_one(change, |tracked| self.shared.update_dry(tracked));
+    fn apply_dry_run(&self, change: &Change<K>) {
+        self.update_one(change, |tracked| self.state.update_dry(tracked));
     }
 
-    fn weigh(&self, change: &Change<K>) {
-        self.update_one(change, |tracked| self.shared.update_weight(tracked));
+    fn apply_weight(&self, change: &Change<K>) {
+        self.update_one(change, |tracked| self.state.update_weight(tracked));
     }
 
     fn update_one(&self, change: &Change<K>, update: impl Fn(&Tracked<K>)) {
         let Some(tenant) = change.tenant.key() else {
             return;
         };
-        for tracked in self.shared.look_at(tenant).iter() {
+        for tracked in self.state.read_only(tenant).iter() {
             update(tracked);
         }
     }
 
     fn update_all_limits(&self) {
-        self.shared.update_anonymous();
-        self.update_all(|tracked| self.shared.update_limit(tracked));
+        self.state.update_anonymous();
+        self.update_all(|tracked| self.state.update_limit(tracked));
     }
 
     /// Updates each tracked tenant. Resumes the first panic of `update` after all are updated.
     fn update_all(&self, update: impl Fn(&Tracked<K>)) {
         let mut panic = FirstPanic::default();
-        self.shared
+        self.state
             .table
             .for_each(|tracked| panic.catch(|| update(tracked)));
         panic.resume();
     }
 
     fn report(&self, event: Event) {
-        self.shared.context.report(TenantRef::none(), event);
+        self.state.context.report(TenantRef::none(), event);
     }
 }

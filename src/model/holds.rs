@@ -21,12 +21,12 @@ fn bounded() -> TenantLimiter<u8> {
 
 /// Takes all slots back that are held.
 fn expire(limiter: &TenantLimiter<u8>) {
-    let holds = limiter.shared.context.holds().unwrap();
+    let holds = limiter.state.context.holds().unwrap();
     assert!(!holds.expire(u64::MAX));
 }
 
 fn assert_none_is_bounded(limiter: &TenantLimiter<u8>) {
-    assert!(limiter.shared.context.holds().unwrap().is_empty());
+    assert!(limiter.state.context.holds().unwrap().is_empty());
 }
 
 #[test]

@@ -27,7 +27,7 @@ use crate::{
 
 const TENANT: u8 = 7;
 
-/// How many are inside at once. Not loom's: watching must not order what is watched.
+/// How many are inside at once. Not loom's: observing must not order what is observed.
 #[derive(Default)]
 struct Inside {
     now: AtomicUsize,
@@ -445,8 +445,8 @@ fn the_last_release_notifies_the_drain() {
             let gate = gate.clone();
             thread::spawn(move || release_of(&gate))
         };
-        let watches = gate.arm_drain();
-        assert_eq!(release.join().unwrap(), watches);
+        let is_armed = gate.arm_drain();
+        assert_eq!(release.join().unwrap(), is_armed);
     });
 }
 
@@ -455,7 +455,7 @@ fn drain_ends_with_the_last_request() {
     explore(|| {
         let limiter = limiter(1);
         // loom does not see how std's `OnceLock` orders what is made in it.
-        let _ = limiter.anonymous_stats();
+        let _ = limiter.shared.anonymous();
         let permit = limiter.try_acquire(&TENANT).unwrap();
         let release = thread::spawn(move || drop(permit));
         let close = {
@@ -479,10 +479,13 @@ fn a_gate_is_not_idle_while_a_granted_waiter_has_not_collected() {
             let gate = gate.clone();
             thread::spawn(move || release_of(&gate))
         };
-        assert!(gate.arm_drain(), "idle before the waiter had its turn");
+        assert!(
+            gate.arm_drain(),
+            "idle before the waiter was granted its slot"
+        );
         assert!(
             !release.join().unwrap(),
-            "woken before the waiter had its turn"
+            "notified before the waiter was granted its slot"
         );
         assert!(release_of(&gate));
     });

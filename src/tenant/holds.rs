@@ -58,7 +58,7 @@ pub(crate) struct Holds {
 
 #[derive(Debug)]
 struct Inner {
-    slots: BTreeMap<Due, TenantHandle>,
+    permits: BTreeMap<Due, TenantHandle>,
     task: Task,
     // The number of the newest task. An older task does not change the state.
     newest: u64,
@@ -75,7 +75,7 @@ enum Task {
 impl Holds {
     pub(crate) fn new(max: MaxHold, release: fn(&TenantHandle)) -> Self {
         let inner = Inner {
-            slots: BTreeMap::new(),
+            permits: BTreeMap::new(),
             task: Task::Stopped,
             newest: 0,
             handle: None,
@@ -101,13 +101,13 @@ impl Holds {
     }
 
     /// Registers a permit to expire when its time is up.
-    pub(crate) fn add(&self, bound: &Bound, slot: TenantHandle) {
-        lock(&self.inner).slots.insert(bound.due, slot);
+    pub(crate) fn add(&self, bound: &Bound, permit: TenantHandle) {
+        lock(&self.inner).permits.insert(bound.due, permit);
     }
 
     /// Removes a permit that is about to be released.
     pub(crate) fn remove(&self, bound: &Bound) {
-        let removed = lock(&self.inner).slots.remove(&bound.due);
+        let removed = lock(&self.inner).permits.remove(&bound.due);
         drop(removed);
     }
 
@@ -122,7 +122,7 @@ impl Holds {
         let mut due = Vec::new();
         let mut inner = lock(&self.inner);
         while due.len() < STRIDE {
-            match inner.slots.first_entry() {
+            match inner.permits.first_entry() {
                 Some(first) if first.key().0 <= now => due.push(first.remove()),
                 _ => break,
             }
@@ -132,13 +132,13 @@ impl Holds {
 
     #[cfg(all(test, tenant_loom))]
     pub(crate) fn is_empty(&self) -> bool {
-        lock(&self.inner).slots.is_empty()
+        lock(&self.inner).permits.is_empty()
     }
 
     /// Returns the number of the task to start, if none runs and there are permits to expire.
     fn begin(&self) -> Option<u64> {
         let mut inner = lock(&self.inner);
-        if inner.task != Task::Stopped || inner.slots.is_empty() {
+        if inner.task != Task::Stopped || inner.permits.is_empty() {
             return None;
         }
         self.set(&mut inner, Task::Running);
@@ -156,7 +156,7 @@ impl Holds {
     /// Returns when the next permit expires. If there is none, task `number` must end.
     fn next(&self, number: u64) -> Option<u64> {
         let mut inner = lock(&self.inner);
-        let next = inner.slots.first_key_value().map(|(due, _)| due.0);
+        let next = inner.permits.first_key_value().map(|(due, _)| due.0);
         if next.is_none() && inner.newest == number {
             self.set(&mut inner, Task::Stopped);
         }
@@ -207,23 +207,23 @@ fn start(context: &Arc<LimiterContext>, holds: &Holds) {
     let Some(number) = holds.begin() else {
         return;
     };
-    let clerk = Clerk {
+    let task = ExpiryTask {
         context: Arc::downgrade(context),
         number,
     };
     // Spawned without the lock of `inner`: a runtime that is shutting down drops the task at once,
     // and its drop acquires that lock.
-    let handle = runtime.spawn(clerk.run()).abort_handle();
+    let handle = runtime.spawn(task.run()).abort_handle();
     holds.keep(number, handle);
 }
 
 /// The running task. When it is dropped, finished or with its runtime, another may be started.
-struct Clerk {
+struct ExpiryTask {
     context: Weak<LimiterContext>,
     number: u64,
 }
 
-impl Clerk {
+impl ExpiryTask {
     async fn run(self) {
         while let Some(wait) = self.wait() {
             let Some(sleep) = timer::sleep(wait) else {
@@ -263,7 +263,7 @@ impl Clerk {
     }
 }
 
-impl Drop for Clerk {
+impl Drop for ExpiryTask {
     fn drop(&mut self) {
         if let Some(context) = self.context.upgrade() {
             if let Some(holds) = context.holds() {

@@ -20,9 +20,9 @@
 //! reference to it: at that moment no other thread has a reference to clone, and none can get one
 //! before the entry is gone. A request, queued or in flight, holds a reference until it ends.
 //!
-//! Setters, snapshots and drains read entries through a [`Look`], which must not keep an idle
-//! tenant tracked. A `Look` never hands its references out, and counts them in `looks` of the
-//! entry, so that eviction can subtract them from the reference count.
+//! Setters, snapshots and drains read entries through a [`ReadOnly`], which must not keep an idle
+//! tenant tracked. A `ReadOnly` never hands its references out, and counts them in `read_only_refs`
+//! of the entry, so that eviction can subtract them from the reference count.
 
 use std::{borrow::Borrow, hash::Hash, mem, ops::Deref, sync::atomic::fence, time::Duration};
 
@@ -78,7 +78,7 @@ pub(crate) enum Added<K> {
 
 /// The result of [`Table::sweep`].
 pub(crate) struct Swept {
-    pub(crate) looked_at: usize,
+    pub(crate) visited: usize,
     pub(crate) evicted: usize,
 }
 
@@ -110,15 +110,15 @@ impl<K> Table<K> {
         self.hasher.hash_one(tenant)
     }
 
-    /// Returns a [`Look`] at the entry of a tenant; empty if it is not tracked.
-    pub(crate) fn look_at<Q>(&self, hash: u64, tenant: &Q) -> Look<'_, K>
+    /// Returns a [`ReadOnly`] at the entry of a tenant; empty if it is not tracked.
+    pub(crate) fn read_only<Q>(&self, hash: u64, tenant: &Q) -> ReadOnly<'_, K>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
         let shard = self.shard(hash);
         let entries = read(shard);
-        Look::new(shard, entries.find(hash, has_key(hash, tenant)))
+        ReadOnly::new(shard, entries.find(hash, has_key(hash, tenant)))
     }
 
     /// Returns the entry of a tenant, or `None` if it is not tracked, or the error that `rejection`
@@ -253,12 +253,12 @@ impl<K> Table<K> {
         let entries = read(shard);
         // Read after the lock is acquired: an entry released in between has not been idle since.
         let now = now();
-        let (looked_at, expired) = look_at(&entries, now, ttl);
+        let (visited, expired) = visit(&entries, now, ttl);
         drop(entries);
         // Most sweeps find nothing in most shards, and need not block requests of tracked tenants.
         if !expired {
             let evicted = 0;
-            return Swept { looked_at, evicted };
+            return Swept { visited, evicted };
         }
         // Dropped after the lock is released, since the drop of a key is user code.
         let expired = self.evict_expired(&mut write(shard), now, ttl);
@@ -266,7 +266,7 @@ impl<K> Table<K> {
             tracked.report(Event::Evicted);
         }
         let evicted = expired.len();
-        Swept { looked_at, evicted }
+        Swept { visited, evicted }
     }
 
     fn evict_expired(
@@ -293,16 +293,16 @@ impl<K> Table<K> {
     /// Calls `f` for each entry, one shard after the other, without holding a lock.
     pub(crate) fn for_each(&self, mut f: impl FnMut(&Tracked<K>)) {
         for Shard(shard) in &self.shards {
-            let entries = Look::new(shard, &*read(shard));
+            let entries = ReadOnly::new(shard, &*read(shard));
             entries.iter().for_each(|tracked| f(tracked));
         }
     }
 
-    /// Returns a [`Look`] at one entry of a shard that is `wanted`; empty if there is none.
-    pub(crate) fn find(&self, shard: usize, wanted: impl Fn(&Entry) -> bool) -> Look<'_, K> {
+    /// Returns a [`ReadOnly`] at one entry of a shard that is `wanted`; empty if there is none.
+    pub(crate) fn find(&self, shard: usize, wanted: impl Fn(&Entry) -> bool) -> ReadOnly<'_, K> {
         let shard = &self.shards[shard].0;
         let entries = read(shard);
-        Look::new(shard, entries.iter().find(|tracked| wanted(&tracked.entry)))
+        ReadOnly::new(shard, entries.iter().find(|tracked| wanted(&tracked.entry)))
     }
 
     fn shard(&self, hash: u64) -> &RwLock<Entries<K>> {
@@ -312,13 +312,13 @@ impl<K> Table<K> {
 }
 
 /// References to entries that do not keep them from being evicted.
-pub(crate) struct Look<'t, K> {
+pub(crate) struct ReadOnly<'t, K> {
     shard: &'t RwLock<Entries<K>>,
     entries: Vec<Arc<Tracked<K>>>,
 }
 
-impl<'t, K> Look<'t, K> {
-    /// Makes a `Look` of `entries`. The caller holds the lock of the shard for reading.
+impl<'t, K> ReadOnly<'t, K> {
+    /// Makes a `ReadOnly` of `entries`. The caller holds the lock of the shard for reading.
     fn new<'e>(
         shard: &'t RwLock<Entries<K>>,
         entries: impl IntoIterator<Item = &'e Arc<Tracked<K>>>,
@@ -326,16 +326,19 @@ impl<'t, K> Look<'t, K> {
     where
         K: 'e,
     {
-        let look = |tracked: &Arc<Tracked<K>>| {
-            tracked.payload.looks.fetch_add(1, Ordering::Relaxed);
+        let add = |tracked: &Arc<Tracked<K>>| {
+            tracked
+                .payload
+                .read_only_refs
+                .fetch_add(1, Ordering::Relaxed);
             Arc::clone(tracked)
         };
-        let entries = entries.into_iter().map(look).collect();
+        let entries = entries.into_iter().map(add).collect();
         Self { shard, entries }
     }
 }
 
-impl<K> Deref for Look<'_, K> {
+impl<K> Deref for ReadOnly<'_, K> {
     type Target = [Arc<Tracked<K>>];
 
     fn deref(&self) -> &Self::Target {
@@ -343,14 +346,18 @@ impl<K> Deref for Look<'_, K> {
     }
 }
 
-impl<K> Drop for Look<'_, K> {
+impl<K> Drop for ReadOnly<'_, K> {
     fn drop(&mut self) {
         let let_go = |tracked: Arc<Tracked<K>>| {
-            tracked.payload.looks.fetch_sub(1, Ordering::Relaxed);
+            tracked
+                .payload
+                .read_only_refs
+                .fetch_sub(1, Ordering::Relaxed);
             into_inner(tracked)
         };
-        // `looks` and the strong count change under the lock, so that `is_unused`, which holds it
-        // for writing, sees them agree. The lock orders them: Relaxed suffices for `looks`.
+        // `read_only_refs` and the strong count change under the lock, so that `is_unused`, which
+        // holds it for writing, sees them agree. The lock orders them: Relaxed suffices for
+        // `read_only_refs`.
         let shard = read(self.shard);
         let evicted: Vec<Node<_>> = mem::take(&mut self.entries)
             .into_iter()
@@ -391,8 +398,8 @@ fn is_unused<K>(tracked: &mut Arc<Tracked<K>>) -> bool {
     if Arc::get_mut(tracked).is_some() {
         return true;
     }
-    let looks = tracked.payload.looks.load(Ordering::Relaxed);
-    let is_unused = looks > 0 && Arc::strong_count(tracked) == 1 + looks;
+    let read_only_refs = tracked.payload.read_only_refs.load(Ordering::Relaxed);
+    let is_unused = read_only_refs > 0 && Arc::strong_count(tracked) == 1 + read_only_refs;
     // Pairs with the Release decrement in the drop of the last `Arc` of a request: what the request
     // wrote to the entry happens before its eviction. `strong_count` is a Relaxed load.
     fence(Ordering::Acquire);
@@ -421,7 +428,7 @@ fn find_idle<K>(entries: &Entries<K>, start: usize, probes: &mut usize) -> Optio
 ///
 /// Calls [`Entry::has_expired`] for each idle entry, since that call also marks the start of its
 /// idle time.
-fn look_at<K>(entries: &Entries<K>, now: u64, ttl: Duration) -> (usize, bool) {
+fn visit<K>(entries: &Entries<K>, now: u64, ttl: Duration) -> (usize, bool) {
     let expired = entries
         .iter()
         .filter(|tracked| !tracked.entry.is_busy())

@@ -42,6 +42,7 @@ impl Clock {
 
     /// Returns the time by tokio's clock, in nanoseconds. It may go back: another runtime may have
     /// a paused clock of its own.
+    #[inline]
     pub(crate) fn now(&self) -> u64 {
         if cfg!(tenant_loom) {
             // A model runs the same way each time.

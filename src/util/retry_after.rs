@@ -246,13 +246,13 @@ mod tests {
 
     #[test]
     fn a_hint_is_spread_over_its_upper_half() {
-        let told = |seconds| -> HashSet<u8> {
+        let hints = |seconds| -> HashSet<u8> {
             let hint = |turn| Hint { seconds, turn };
             (0..200).map(|turn| hint(turn).spread()).collect()
         };
-        assert_eq!(told(1), HashSet::from([1]));
-        assert_eq!(told(2), HashSet::from([1, 2]));
-        assert_eq!(told(32), (16..=32).collect());
+        assert_eq!(hints(1), HashSet::from([1]));
+        assert_eq!(hints(2), HashSet::from([1, 2]));
+        assert_eq!(hints(32), (16..=32).collect());
     }
 
     #[tokio::test(start_paused = true)]

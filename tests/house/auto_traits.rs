@@ -65,7 +65,7 @@ table! {
     Event = Event: Send Sync Unpin Clone Debug, not Copy;
     Evictor = Evictor: Send Sync Unpin Copy Debug;
     Exempt = Exempt<FromHeader, Predicate>: Send Sync Unpin Clone Debug;
-    Figures = Figures: Send Sync Unpin Copy Debug;
+    Figures = Figures: Send Sync Unpin Clone Debug, not Copy;
     FromExtension = FromExtension<Cell<u8>>: Send Sync Unpin Clone Debug;
     FromHeader = FromHeader: Send Sync Unpin Clone Debug;
     FromHost = FromHost: Send Sync Unpin Clone Debug;
@@ -94,7 +94,7 @@ table! {
     TenantLimiter = TenantLimiter<String>: Send Sync Unpin Clone Debug;
     TenantLimiterBuilder = TenantLimiterBuilder<String>: Send Sync Unpin Debug, not Clone;
     TenantSnapshot = TenantSnapshot<String>: Send Sync Unpin Clone Debug, not Copy;
-    Totals = Totals: Send Sync Unpin Copy Debug;
+    Totals = Totals: Send Sync Unpin Clone Debug, not Copy;
     TryBorrowed = TryBorrowed<fn(&String) -> Result<&str, NoTenant>, str>: Send Sync Unpin Clone Debug;
     UnknownName = UnknownName: Send Sync Unpin Copy Debug;
 }

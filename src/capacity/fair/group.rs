@@ -3,13 +3,13 @@
 //! A group ranks its members in three ordered sets and holds the sums from which its level rises. A
 //! change of a member is a sequence of four steps: [`Group::advance`] and [`Member::advance`] to
 //! the time of the change, the change itself, then [`Group::settle`], which replaces the old
-//! [`Place`] of the member by its new one.
+//! [`Contribution`] of the member by its new one.
 
 use std::collections::BTreeSet;
 
 use slab::Slab;
 
-use crate::capacity::fair::member::{Member, Place, per_weight, slot_time};
+use crate::capacity::fair::member::{Contribution, Member, per_weight, slot_time};
 
 /// The credit of a member that comes back: at most so many requests of mean length behind the
 /// level.
@@ -77,7 +77,7 @@ impl Group {
 
     /// Adds a new member.
     pub(super) fn enlist<T>(&mut self, index: usize, member: &mut Member<T>) {
-        self.rank(index, member, Place::default());
+        self.rank(index, member, Contribution::default());
     }
 
     /// Turns one waiting request of the member into one in flight.
@@ -95,7 +95,7 @@ impl Group {
     /// Ranks a changed member anew. `before` is its place before the change.
     ///
     /// A member that becomes active catches up with the level first.
-    pub(super) fn settle<T>(&mut self, index: usize, member: &mut Member<T>, before: Place) {
+    pub(super) fn settle<T>(&mut self, index: usize, member: &mut Member<T>, before: Contribution) {
         if before.idle.is_some() {
             let rest = member
                 .kept
@@ -127,12 +127,13 @@ impl Group {
     }
 
     /// Returns how far the member may stay behind the level.
+    #[inline]
     fn credit<T>(&self, member: &Member<T>) -> u128 {
         member.lag.min(self.mean.charge(CREDIT, 1))
     }
 
     /// Derives the keys of a member and replaces its place in the sums and the sets.
-    fn rank<T>(&mut self, index: usize, member: &mut Member<T>, before: Place) {
+    fn rank<T>(&mut self, index: usize, member: &mut Member<T>, before: Contribution) {
         self.discount(before);
         self.mean.end(before.running.saturating_sub(member.running));
         member.learn_limit();
@@ -140,11 +141,11 @@ impl Group {
         let charge = self.mean.charge(member.running, member.weight);
         member.due = member.attained.saturating_add(charge);
         member.kept = self.kept(member);
-        let place = member.place();
-        self.count(place);
-        replace(&mut self.ready, index, before.ready, place.ready);
-        replace(&mut self.backlogs, index, before.backlog, place.backlog);
-        replace(&mut self.idle, index, before.idle, place.idle);
+        let part = member.contribution();
+        self.count(part);
+        replace(&mut self.ready, index, before.ready, part.ready);
+        replace(&mut self.backlogs, index, before.backlog, part.backlog);
+        replace(&mut self.idle, index, before.idle, part.idle);
     }
 
     /// Returns whether a member takes its share, that is, whether its demand per weight is at least
@@ -183,6 +184,7 @@ impl Group {
     }
 
     /// Returns the member that is served next.
+    #[inline]
     pub(super) fn first_ready(&self) -> Option<usize> {
         self.ready.first().map(|(_, index)| *index)
     }
@@ -198,6 +200,7 @@ impl Group {
     }
 
     /// Removes a member that wants nothing and whose lead or credit is used up.
+    #[inline]
     pub(super) fn pop_idle(&mut self) -> Option<usize> {
         let (kept, _) = self.idle.first()?;
         if *kept > self.level {
@@ -212,18 +215,18 @@ impl Group {
     }
 
     /// Subtracts a member from the sums.
-    fn discount(&mut self, place: Place) {
-        self.running = self.running.saturating_sub(place.running);
-        if let Some((weight, running)) = place.counted {
+    fn discount(&mut self, part: Contribution) {
+        self.running = self.running.saturating_sub(part.running);
+        if let Some((weight, running)) = part.counted {
             self.weight = self.weight.saturating_sub(u64::from(weight));
             self.held = self.held.saturating_sub(running);
         }
     }
 
     /// Adds a member to the sums.
-    fn count(&mut self, place: Place) {
-        self.running = self.running.saturating_add(place.running);
-        if let Some((weight, running)) = place.counted {
+    fn count(&mut self, part: Contribution) {
+        self.running = self.running.saturating_add(part.running);
+        if let Some((weight, running)) = part.counted {
             self.weight = self.weight.saturating_add(u64::from(weight));
             self.held = self.held.saturating_add(running);
         }
@@ -254,6 +257,7 @@ impl Mean {
     ///
     /// A request counts for more than 0 even before the mean is known, so that of two members that
     /// have attained as much the one with fewer requests in flight is first.
+    #[inline]
     fn charge(self, requests: usize, weight: u32) -> u128 {
         per_weight(slot_time(requests, self.length.max(1)), u64::from(weight))
     }

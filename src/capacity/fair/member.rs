@@ -12,9 +12,9 @@ pub(super) struct Member<T> {
     /// The owner of a tenant that has one.
     pub(super) owner: Option<Id>,
     /// The group it belongs to; `None` is the top.
-    pub(super) home: Option<usize>,
-    /// The group of the tenants of an owner; `None` for a tenant.
     pub(super) group: Option<usize>,
+    /// The group of the tenants of an owner; `None` for a tenant.
+    pub(super) tenants: Option<usize>,
     /// At least 1.
     pub(super) weight: u32,
     /// Requests in flight.
@@ -50,7 +50,7 @@ pub(super) struct Member<T> {
 
 /// The contribution of a member to the sums and the sets of its group.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Place {
+pub(super) struct Contribution {
     /// Requests in flight.
     pub(super) running: usize,
     /// Weight and requests in flight, of a member that takes its share.
@@ -69,8 +69,8 @@ impl<T> Member<T> {
         Self {
             birth: 0,
             owner: None,
-            home: None,
             group: None,
+            tenants: None,
             weight: weight.max(1),
             running,
             waiting: 0,
@@ -141,8 +141,8 @@ impl<T> Member<T> {
     }
 
     /// Returns its place, with the keys of the last ranking.
-    pub(super) fn place(&self) -> Place {
-        Place {
+    pub(super) fn contribution(&self) -> Contribution {
+        Contribution {
             running: self.running,
             counted: self.counts.then_some((self.weight, self.running)),
             ready: self.is_ready().then_some((self.due, self.turn)),

@@ -139,8 +139,8 @@ impl<T> Scheduler<T> {
     /// flight or waiting by then.
     pub(crate) fn add(&mut self, owner: Option<Id>, weight: u32, running: usize, since: u64) -> Id {
         let mut member = Member::new(weight, running, since);
-        member.home = owner.and_then(|owner| self.get(owner)?.group);
-        member.owner = owner.filter(|_| member.home.is_some());
+        member.group = owner.and_then(|owner| self.get(owner)?.tenants);
+        member.owner = owner.filter(|_| member.group.is_some());
         let id = self.insert(member);
         if let Some(owner) = owner {
             self.step_owner(owner, since, |_, _| {});
@@ -155,7 +155,7 @@ impl<T> Scheduler<T> {
     /// and tested with weights, too.
     pub(crate) fn add_owner(&mut self, weight: u32, running: usize, since: u64) -> Id {
         let mut member = Member::new(weight, running, since);
-        member.group = Some(self.groups.insert(Group::default()));
+        member.tenants = Some(self.groups.insert(Group::default()));
         self.insert(member)
     }
 
@@ -224,7 +224,7 @@ impl<T> Scheduler<T> {
 
     /// Returns whether the member is an owner.
     fn is_owner(&self, id: Id) -> bool {
-        self.get(id).is_some_and(|member| member.group.is_some())
+        self.get(id).is_some_and(|member| member.tenants.is_some())
     }
 
     /// Returns the tenant that is served next, among those that are open and have a waiting
@@ -248,7 +248,7 @@ impl<T> Scheduler<T> {
         let Some(owner) = member.owner.and_then(|owner| self.get(owner)) else {
             return self.reaches(member, id.index, &self.top);
         };
-        let (index, tenants) = (member.owner.map_or(0, |owner| owner.index), owner.group);
+        let (index, tenants) = (member.owner.map_or(0, |owner| owner.index), owner.tenants);
         let reaches = self.reaches(owner, index, &self.top);
         // If its owner is the longest already, the tenant is compared with the longest of the
         // owner.
@@ -270,7 +270,7 @@ impl<T> Scheduler<T> {
     /// Picks a member of the top group and, if it is an owner, one of its tenants.
     fn descend(&self, pick: impl Fn(&Group) -> Option<usize>) -> Option<(Id, &T)> {
         let mut index = pick(&self.top)?;
-        if let Some(group) = self.members.get(index)?.group {
+        if let Some(group) = self.members.get(index)?.tenants {
             index = pick(self.groups.get(group)?)?;
         }
         let member = self.members.get(index)?;
@@ -300,7 +300,7 @@ impl<T> Scheduler<T> {
         member.birth = self.births;
         let birth = member.birth;
         let index = self.members.vacant_key();
-        let group = home(&mut self.top, &mut self.groups, member.home);
+        let group = group_mut(&mut self.top, &mut self.groups, member.group);
         group.advance(member.since);
         group.enlist(index, &mut member);
         self.members.insert(member);
@@ -316,9 +316,9 @@ impl<T> Scheduler<T> {
         owner: impl FnOnce(&mut Member<T>, &mut Group),
     ) {
         let Some(member) = self.get(id) else { return };
-        let (home, outer) = (member.home, member.owner);
+        let (group, outer) = (member.group, member.owner);
         self.step(id.index, now, tenant);
-        self.tidy(home, now);
+        self.tidy(group, now);
         if let Some(outer) = outer {
             self.change_owner(outer, now, owner);
         }
@@ -335,7 +335,7 @@ impl<T> Scheduler<T> {
     /// Changes an owner, and updates what it derives from its tenants: whether one of them may be
     /// served, and how many requests they have in flight at least.
     fn step_owner(&mut self, id: Id, now: u64, change: impl FnOnce(&mut Member<T>, &mut Group)) {
-        let group = self.get(id).and_then(|owner| owner.group);
+        let group = self.get(id).and_then(|owner| owner.tenants);
         let Some(tenants) = group.and_then(|group| self.groups.get(group)) else {
             return;
         };
@@ -352,8 +352,8 @@ impl<T> Scheduler<T> {
         let Some(member) = self.members.get_mut(index) else {
             return;
         };
-        let group = home(&mut self.top, &mut self.groups, member.home);
-        let before = member.place();
+        let group = group_mut(&mut self.top, &mut self.groups, member.group);
+        let before = member.contribution();
         group.advance(now);
         member.advance(now);
         change(member, group);
@@ -364,13 +364,13 @@ impl<T> Scheduler<T> {
     /// would be next but have attained more since they were ranked.
     fn tidy(&mut self, group: Option<usize>, now: u64) {
         for _ in 0..4 {
-            let stale = home(&mut self.top, &mut self.groups, group).stale(&self.members);
+            let stale = group_mut(&mut self.top, &mut self.groups, group).stale(&self.members);
             let Some(index) = stale else { break };
             self.step(index, now, |_, _| {});
         }
-        while let Some(index) = home(&mut self.top, &mut self.groups, group).pop_idle() {
+        while let Some(index) = group_mut(&mut self.top, &mut self.groups, group).pop_idle() {
             let forgotten = self.members.try_remove(index);
-            let tenants = forgotten.and_then(|owner| self.groups.try_remove(owner.group?));
+            let tenants = forgotten.and_then(|owner| self.groups.try_remove(owner.tenants?));
             for index in tenants.into_iter().flat_map(Group::idle) {
                 self.members.try_remove(index);
             }
@@ -378,7 +378,11 @@ impl<T> Scheduler<T> {
     }
 }
 
-/// Returns the group with index `home`, or the top.
-fn home<'a>(top: &'a mut Group, groups: &'a mut Slab<Group>, home: Option<usize>) -> &'a mut Group {
-    home.and_then(|group| groups.get_mut(group)).unwrap_or(top)
+/// Returns the group with index `group`, or the top.
+fn group_mut<'a>(
+    top: &'a mut Group,
+    groups: &'a mut Slab<Group>,
+    group: Option<usize>,
+) -> &'a mut Group {
+    group.and_then(|group| groups.get_mut(group)).unwrap_or(top)
 }

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use crate::{
-    capacity::pool::Owner,
+    capacity::member::Owner,
     limiter::{snapshot::TenantSnapshot, stats::Stats},
     tenant::entry::Entry,
 };

@@ -5,7 +5,7 @@ mod fair_share;
 use std::{cmp::Reverse, ops::Deref, time::Duration};
 
 use crate::{
-    limiter::{TenantLimiter, snapshot::fair_share::FairShares, state::Shared, stats::Stats},
+    limiter::{TenantLimiter, snapshot::fair_share::FairShares, state::State, stats::Stats},
     tenant::{
         context::Counts,
         entry::{Entry, Tracked},
@@ -29,7 +29,7 @@ pub struct Snapshot<K> {
 }
 
 /// The figures of a limiter in a [`Snapshot`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Totals {
@@ -77,7 +77,7 @@ pub struct TenantSnapshot<K> {
 }
 
 /// The figures of one tenant in a [`Snapshot`].
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Figures {
@@ -179,9 +179,9 @@ impl<K> TenantLimiter<K> {
         K: Clone,
     {
         let capacity = self.capacity_stats();
-        let mut sum = Sum::of(&self.shared);
+        let mut sum = Sum::of(&self.state);
         let mut tenants = Vec::with_capacity(self.tracked());
-        self.shared
+        self.state
             .table
             .for_each(|tracked| tenants.extend(sum.add(tracked)));
         if let Some(capacity) = capacity {
@@ -199,8 +199,8 @@ impl<K> TenantLimiter<K> {
             expired: self.expired(),
             anonymous: sum.anonymous,
             closed: self.is_closed(),
-            dry_run: self.shared.limits.overall().dry,
-            would_have_rejected: self.shared.context.would_reject.load(Ordering::Relaxed),
+            dry_run: self.state.limits.overall().dry,
+            would_have_rejected: self.state.context.would_reject.load(Ordering::Relaxed),
         };
         Snapshot { totals, tenants }
     }
@@ -281,11 +281,11 @@ struct Sum {
 
 impl Sum {
     /// Starts with the requests without a tenant.
-    fn of<K>(shared: &Shared<K>) -> Self {
-        let counts = shared.counts.then_some(0);
-        let limit = shared.limits.overall().anonymous;
+    fn of<K>(state: &State<K>) -> Self {
+        let counts = state.counts.then_some(0);
+        let limit = state.limits.overall().anonymous;
         let mut sum = Self {
-            now: shared.context.now(),
+            now: state.context.now(),
             in_flight: 0,
             waiting: 0,
             admitted: counts,
@@ -293,8 +293,8 @@ impl Sum {
             anonymous: Stats::unused(limit),
             shares: FairShares::default(),
         };
-        if let Some(anonymous) = shared.anonymous.get() {
-            sum.anonymous = anonymous.entry.gate.word().into();
+        if let Some(anonymous) = state.anonymous.get() {
+            sum.anonymous = anonymous.entry.gate.state().into();
             sum.count(&anonymous.entry, sum.anonymous);
             sum.shares.add_anonymous(&anonymous.entry, sum.anonymous);
         }
@@ -304,14 +304,14 @@ impl Sum {
     fn add<K: Clone>(&mut self, tracked: &Tracked<K>) -> Option<TenantSnapshot<K>> {
         let tenant = tracked.key()?.clone();
         let entry = &tracked.entry;
-        let word = entry.gate.word();
-        let stats = Stats::from(word);
+        let state = entry.gate.state();
+        let stats = Stats::from(state);
         let oldest = entry.gate.oldest().filter(|_| stats.waiting > 0);
         let (admitted, rejected) = self.count(entry, stats);
         self.shares.add(entry, stats);
         let figures = Figures {
             limit: stats.limit,
-            dry_run: word.is_dry(),
+            dry_run: state.is_dry(),
             in_flight: stats.in_flight,
             waiting: stats.waiting,
             oldest_wait: oldest.map(|since| entry.context.elapsed(since)),

@@ -6,7 +6,10 @@ mod tests;
 use std::{any::Any, fmt, ops::Deref, sync, task::Waker, time::Duration};
 
 use crate::{
-    capacity::pool::{Share, Ticket},
+    capacity::{
+        member::{PoolMember, Ticket},
+        share::Share,
+    },
     gate::{
         ALWAYS, Admitted, Gate, Joined,
         state::{GateState, Rule},
@@ -92,7 +95,7 @@ impl Entry {
     /// Makes it the entry of a single request, in a dry run with a full table.
     pub(crate) fn mark_untracked(&mut self) {
         self.extra.get_or_insert_default().is_untracked = true;
-        // The fast path fails at a limit of 0, so `pretend` gets to report the full table.
+        // The fast path fails at a limit of 0, so `dry_run_event` gets to report the full table.
         self.gate.change(GateState::without_limit, ALWAYS);
     }
 
@@ -117,85 +120,86 @@ impl Entry {
     }
 
     /// Returns the event that enforcement would have caused for a request admitted in a dry run,
-    /// with a queue of at most `places` requests; `None` if it would have been admitted.
+    /// with a queue of at most `max_queued` requests; `None` if it would have been admitted.
     ///
     /// The requests in flight and queued above the limit count as the queue.
-    pub(crate) fn pretend(&self, places: usize, admitted: Admitted) -> Option<Event> {
-        let word = admitted.word;
-        if !word.is_dry() {
+    pub(crate) fn dry_run_event(&self, max_queued: usize, admitted: Admitted) -> Option<Event> {
+        let state = admitted.state;
+        if !state.is_dry() {
             return None;
         }
-        let beyond = (word.in_flight() + word.waiting()).checked_sub(word.limit());
+        let beyond = (state.in_flight() + state.waiting()).checked_sub(state.limit());
         let reason = match beyond {
             _ if self.is_untracked() => RejectReason::TableFull,
-            Some(_) if word.limit() == 0 => RejectReason::Paused,
-            Some(_) if places == 0 => RejectReason::AtLimit,
-            Some(beyond) if beyond >= places => RejectReason::QueueFull,
+            Some(_) if state.limit() == 0 => RejectReason::Paused,
+            Some(_) if max_queued == 0 => RejectReason::AtLimit,
+            Some(beyond) if beyond >= max_queued => RejectReason::QueueFull,
             None if !admitted.beyond_capacity => return None,
-            None if places == 0 => RejectReason::AtCapacity,
+            None if max_queued == 0 => RejectReason::AtCapacity,
             _ => return Some(Event::WouldQueue),
         };
         let hint = self.rejections.hint(&self.context.clock);
-        let rejected = told(reason, word).with_retry_after(hint.spread());
+        let rejected = rejected_in(reason, state).with_retry_after(hint.spread());
         Some(Event::WouldReject { rejected })
     }
 
-    /// Returns the rejection of a request that finds neither room nor one of `places` in the queue.
+    /// Returns the rejection of a request that finds neither room nor one of `max_queued` in the
+    /// queue.
     ///
     /// Returns `None` if the request may be admitted or queued, or if an observer has to be
     /// notified of its rejection.
     #[inline]
-    pub(crate) fn rejection(&self, places: usize) -> Option<Rejected> {
-        let word = self.gate.word();
-        match word.rejects(places) {
-            true => self.reject_unobserved(places, word),
+    pub(crate) fn rejection(&self, max_queued: usize) -> Option<Rejected> {
+        let state = self.gate.state();
+        match state.rejects(max_queued) {
+            true => self.reject_unobserved(max_queued, state),
             false => None,
         }
     }
 
     #[cold]
-    fn reject_unobserved(&self, places: usize, word: GateState) -> Option<Rejected> {
+    fn reject_unobserved(&self, max_queued: usize, state: GateState) -> Option<Rejected> {
         if self.context.has_observer() {
             return None;
         }
-        let rejected = self.reject_full(places, word);
+        let rejected = self.reject_full(max_queued, state);
         let waited = None;
         self.context
             .count(self.counts(), &Event::Rejected { rejected, waited });
         Some(rejected)
     }
 
-    /// Rejects a request that found neither room nor one of `places` in the queue, for the reason
-    /// that `word` shows.
+    /// Rejects a request that found neither room nor one of `max_queued` in the queue, for the
+    /// reason that `state` shows.
     #[cold]
-    pub(crate) fn reject_full(&self, places: usize, word: GateState) -> Rejected {
-        let reason = match (places, self.is_short_of_capacity(word)) {
+    pub(crate) fn reject_full(&self, max_queued: usize, state: GateState) -> Rejected {
+        let reason = match (max_queued, self.is_short_of_capacity(state)) {
             (0, false) => RejectReason::AtLimit,
             (0, true) => RejectReason::AtCapacity,
             (_, false) => RejectReason::QueueFull,
             (_, true) => RejectReason::CapacityQueueFull,
         };
-        self.reject(reason, word)
+        self.reject(reason, state)
     }
 
     /// Rejects a request whose wait has expired.
     pub(crate) fn expire(&self) -> Rejected {
-        let word = self.gate.word();
-        let reason = match self.is_short_of_capacity(word) {
+        let state = self.gate.state();
+        let reason = match self.is_short_of_capacity(state) {
             false => RejectReason::WaitExpired,
             true => RejectReason::CapacityWaitExpired,
         };
-        self.reject(reason, word)
+        self.reject(reason, state)
     }
 
     /// Returns whether a request that is not admitted lacks shared capacity: its tenant is below
     /// its own limit.
-    fn is_short_of_capacity(&self, word: GateState) -> bool {
-        self.share().is_some() && word.has_room()
+    fn is_short_of_capacity(&self, state: GateState) -> bool {
+        self.share().is_some() && state.has_room()
     }
 
     pub(crate) fn is_busy(&self) -> bool {
-        !self.gate.word().is_idle()
+        !self.gate.state().is_idle()
     }
 
     /// Releases a slot: hands it to the next waiter, if any, and notifies the drains if the tenant
@@ -261,12 +265,12 @@ impl Entry {
         is_current: impl FnOnce() -> bool,
     ) -> bool {
         let rule = rule.into();
-        self.change(|word| word.with_rule(rule), is_current)
+        self.change(|state| state.with_rule(rule), is_current)
     }
 
     /// Changes whether the limit is in dry run, under the same condition. The limit stays the same.
     pub(crate) fn set_dry(&self, dry: bool, is_current: impl FnOnce() -> bool) -> bool {
-        self.change(|word| word.with_dry(dry), is_current)
+        self.change(|state| state.with_dry(dry), is_current)
     }
 
     fn change(
@@ -298,17 +302,17 @@ impl Entry {
         self.gate.stop_accepting();
     }
 
-    /// Rejects a request for `reason`, unless `word` shows a stronger one.
-    pub(crate) fn reject(&self, reason: RejectReason, word: GateState) -> Rejected {
+    /// Rejects a request for `reason`, unless `state` shows a stronger one.
+    pub(crate) fn reject(&self, reason: RejectReason, state: GateState) -> Rejected {
         holds::ensure(&self.context);
-        let reason = if word.is_closed() {
+        let reason = if state.is_closed() {
             RejectReason::Closed
-        } else if word.is_paused() {
+        } else if state.is_paused() {
             RejectReason::Paused
         } else {
             reason
         };
-        told(reason, word).with_retry_after(self.hint(reason).spread())
+        rejected_in(reason, state).with_retry_after(self.hint(reason).spread())
     }
 
     /// Counts a rejection for the tenant, or for the shared capacity if that is the reason; returns
@@ -351,8 +355,8 @@ impl Entry {
 }
 
 /// Makes a rejection with the figures that it was decided on.
-fn told(reason: RejectReason, word: GateState) -> Rejected {
-    Rejected::new(reason).with_figures(word.limit(), word.in_flight(), word.waiting())
+fn rejected_in(reason: RejectReason, state: GateState) -> Rejected {
+    Rejected::new(reason).with_figures(state.limit(), state.in_flight(), state.waiting())
 }
 
 /// The entry of a tenant in the table.
@@ -393,8 +397,8 @@ pub(crate) trait Payload: Any + Send + Sync {
 pub(crate) struct TrackedKey<K> {
     pub(crate) tenant: Tenant<K>,
     pub(crate) hash: u64,
-    // How many references are those of a `Look`. Changed under the lock of the shard.
-    pub(crate) looks: AtomicUsize,
+    // How many references are those of a `ReadOnly`. Changed under the lock of the shard.
+    pub(crate) read_only_refs: AtomicUsize,
 }
 
 impl<K: Send + Sync + 'static> Payload for TrackedKey<K> {
@@ -414,11 +418,11 @@ impl<T> Node<T> {
 
 impl<K> Tracked<K> {
     pub(crate) fn of_tenant(tenant: Tenant<K>, hash: u64, entry: Entry) -> Self {
-        let looks = AtomicUsize::new(0);
+        let read_only_refs = AtomicUsize::new(0);
         let payload = TrackedKey {
             tenant,
             hash,
-            looks,
+            read_only_refs,
         };
         Self::new(entry, payload)
     }
@@ -458,20 +462,20 @@ trait Erase {
 }
 
 impl TenantHandle {
-    /// Takes a slot, or joins the queue of at most `places` requests, or is rejected.
-    pub(crate) fn join(&self, places: usize, waker: &Waker) -> Joined {
+    /// Takes a slot, or joins the queue of at most `max_queued` requests, or is rejected.
+    pub(crate) fn join(&self, max_queued: usize, waker: &Waker) -> Joined {
         holds::ensure(&self.context);
         // A shared capacity reads the clock under its own lock.
         match self.share() {
-            Some(share) => share.join(&self.gate, places, waker, self),
-            None => self.gate.join(places, waker, self.context.now()),
+            Some(share) => share.join(&self.gate, max_queued, waker, self),
+            None => self.gate.join(max_queued, waker, self.context.now()),
         }
     }
 
     /// Reports what enforcement would have decided about an admitted request, in a dry run with a
-    /// queue of at most `places` requests.
-    pub(crate) fn note_pretended(&self, places: usize, admitted: Admitted) {
-        if let Some(event) = self.pretend(places, admitted) {
+    /// queue of at most `max_queued` requests.
+    pub(crate) fn report_dry_run(&self, max_queued: usize, admitted: Admitted) {
+        if let Some(event) = self.dry_run_event(max_queued, admitted) {
             self.report(event);
         }
     }
@@ -499,8 +503,8 @@ impl Ticket for TenantHandle {
         &self.gate
     }
 
-    fn share(&self) -> Option<&Share<Self>> {
-        Entry::share(self)
+    fn member(&self) -> Option<&PoolMember> {
+        self.share().map(Share::member)
     }
 
     fn displaced(&self, waiter: &Waiter) {
@@ -571,7 +575,7 @@ impl fmt::Debug for TenantHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The key may be a secret, and its type need not be `Debug`.
         f.debug_struct("TenantHandle")
-            .field("word", &self.gate.word())
+            .field("state", &self.gate.state())
             .finish()
     }
 }

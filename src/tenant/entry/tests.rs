@@ -4,14 +4,18 @@ use std::{sync, task::Waker};
 
 use super::{Entry, Optional, TenantHandle, Tracked};
 use crate::{
-    capacity::pool::{Pool, Share},
+    capacity::{pool::Pool, share::Share},
     gate::{ALWAYS, Joined},
     tenant::context::LimiterContext,
     util::{clock::Clock, key::Tenant, sync::Arc},
 };
 
-fn pool(capacity: usize, places: usize) -> sync::Arc<Pool<TenantHandle>> {
-    sync::Arc::new(Pool::new(capacity, places, sync::Arc::new(Clock::new())))
+fn pool(capacity: usize, max_queued: usize) -> sync::Arc<Pool<TenantHandle>> {
+    sync::Arc::new(Pool::new(
+        capacity,
+        max_queued,
+        sync::Arc::new(Clock::new()),
+    ))
 }
 
 fn tenant(pool: &sync::Arc<Pool<TenantHandle>>, limit: usize) -> TenantHandle {
@@ -26,8 +30,8 @@ fn tenant(pool: &sync::Arc<Pool<TenantHandle>>, limit: usize) -> TenantHandle {
     Arc::new(Tracked::of_tenant(tenant, 0, entry)).into()
 }
 
-fn join(tenant: &TenantHandle, places: usize) -> Joined {
-    tenant.join(places, Waker::noop())
+fn join(tenant: &TenantHandle, max_queued: usize) -> Joined {
+    tenant.join(max_queued, Waker::noop())
 }
 
 fn assert_calm(pool: &Pool<TenantHandle>) {
