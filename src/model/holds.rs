@@ -83,9 +83,8 @@ fn two_threads_that_expire_permits_release_each_once() {
     });
 }
 
-/// How often `end`, as the request ends, and the end of its time find that a slot is to be given
-/// back.
-fn given_back(end: fn(&Bound) -> bool) -> usize {
+/// How often `end`, as the request ends, and the end of its time find a permit to release.
+fn releases(end: fn(&Bound) -> bool) -> usize {
     let bound = Arc::new(Holds::new(LONGEST, |_| ()).bound(1));
     bound.keep();
     let other = {
@@ -99,10 +98,10 @@ fn given_back(end: fn(&Bound) -> bool) -> usize {
 
 #[test]
 fn the_last_handle_that_is_dropped_as_the_permit_expires_releases_it_once() {
-    explore(|| assert_eq!(given_back(Bound::let_go), 1));
+    explore(|| assert_eq!(releases(Bound::let_go), 1));
 }
 
 #[test]
 fn a_kept_permit_that_is_dropped_as_it_expires_is_released_once() {
-    explore(|| assert_eq!(given_back(Bound::end), 1));
+    explore(|| assert_eq!(releases(Bound::end), 1));
 }

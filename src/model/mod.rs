@@ -455,7 +455,7 @@ fn drain_ends_with_the_last_request() {
     explore(|| {
         let limiter = limiter(1);
         // loom does not see how std's `OnceLock` orders what is made in it.
-        let _ = limiter.shared.anonymous();
+        let _ = limiter.state.anonymous();
         let permit = limiter.try_acquire(&TENANT).unwrap();
         let release = thread::spawn(move || drop(permit));
         let close = {
