@@ -26,6 +26,9 @@ pub enum RejectReason {
     /// The request waited as long as the overflow policy allows, and at the end it waited for the
     /// shared capacity.
     CapacityWaitExpired,
+    /// The store that a fleet shares its limits through cannot be reached, and the tenant has used
+    /// the part of its limit that this process has without it.
+    FleetUnavailable,
     /// The limiter is closed.
     Closed,
     /// `max_tenants` tenants are tracked, and none of those examined for eviction was idle.
@@ -64,6 +67,7 @@ impl RejectReason {
             Self::AtCapacity => "the service has too many requests in flight",
             Self::CapacityQueueFull => "the service has too many requests waiting",
             Self::CapacityWaitExpired => "the request waited too long for a slot of the service",
+            Self::FleetUnavailable => "the limit of the tenant cannot be checked at the moment",
             Self::Closed => "the service takes no new requests",
             Self::TableFull => "too many tenants are active",
             Self::MissingTenant => "the request names no tenant",
@@ -80,6 +84,7 @@ names!(RejectReason {
     AtCapacity = "at_capacity",
     CapacityQueueFull = "capacity_queue_full",
     CapacityWaitExpired = "capacity_wait_expired",
+    FleetUnavailable = "fleet_unavailable",
     Closed = "closed",
     TableFull = "table_full",
     MissingTenant = "missing_tenant",

@@ -41,7 +41,7 @@
 //! | limit, `DRY`      | any                              | [`Gate::change`]; queue lock         |
 //! | `CLOSED`          | set, never cleared               | any thread, with or without the lock |
 //! | `DRAIN_PENDING`   | set if not idle, cleared if idle | any thread, no lock                  |
-//! | `NEEDS_SLOW_PATH` | never                            | fixed when the gate is made          |
+//! | `NEEDS_SLOW_PATH` | when a budget changes            | queue lock                           |
 //!
 //! Every change of *waiting* and the matching change of the queue happen under one hold of the
 //! queue lock. So whenever the lock is free, *waiting* is the length of the queue.

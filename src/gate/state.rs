@@ -1,15 +1,19 @@
 //! The packed state of a gate: in flight, waiting, limit and flags in one 64-bit word.
 //!
 //! ```text
-//!  63  62  61  60  59            40  39            20  19             0
-//! +---+---+---+---+-----------------+-----------------+-----------------+
-//! | D | S | P | C |      limit      |     waiting     |    in flight    |
-//! +---+---+---+---+-----------------+-----------------+-----------------+
-//!   |   |   |   |       20 bits           20 bits           20 bits
-//!   |   |   |   +-- CLOSED           new requests are rejected; never cleared
-//!   |   |   +------ DRAIN_PENDING    a drain waits until the gate is idle
-//!   |   +---------- NEEDS_SLOW_PATH  the fast path must fail; fixed when the gate is made
-//!   +-------------- DRY              dry run: the limit is reported, not enforced
+//!  63  62  61  60  59  58            39  38            20  19             0
+//! +---+---+---+---+---+-----------------+-----------------+-----------------+
+//! | Z | D | S | P | C |      limit      |     waiting     |    in flight    |
+//! +---+---+---+---+---+-----------------+-----------------+-----------------+
+//!   |   |   |   |   |       20 bits           19 bits           20 bits
+//!   |   |   |   |   +-- CLOSED           new requests are rejected; never cleared
+//!   |   |   |   +------ DRAIN_PENDING    a drain waits until the gate is idle
+//!   |   |   +---------- NEEDS_SLOW_PATH  the fast path must fail
+//!   |   +-------------- DRY              dry run: the limit is reported, not enforced
+//!   +------------------ ZERO             the limit that is set is 0: the tenant is paused
+//!
+//! The limit in the word is the limit that is set, or in a fleet the part of it that this process
+//! may use. That part may be 0 while the tenant is not paused.
 //! ```
 //!
 //! Everything a decision depends on is in this word, so every decision is one compare-exchange. An
@@ -17,31 +21,37 @@
 //!
 //! No field runs into its neighbour. A slot is added only if `in flight` is below [`MAX`], and
 //! subtracted only by the holder of one; a waiter is added only if `waiting` is below the length of
-//! the queue, which is at most [`MAX`], and subtracted only by the thread that removes it.
+//! the queue, which is at most [`MAX_QUEUED`], and subtracted only by the thread that removes it.
 //!
 //! [`GateState`] is a plain value: it reads and computes words. [`Gate`](crate::gate::Gate) writes
 //! them.
 
 use std::fmt;
 
-// Bits of each of the three counts.
-const BITS: u32 = 20;
+// Where `waiting`, the limit and the flags begin.
+const WAITING_AT: u32 = 20;
+const LIMIT_AT: u32 = 39;
+const FLAGS_AT: u32 = 59;
 // A count in the lowest position, where `in flight` is.
-const FIELD: u64 = (1 << BITS) - 1;
-const WAITING: u64 = FIELD << BITS;
-const LIMIT: u64 = FIELD << (2 * BITS);
-const CLOSED: u64 = 1 << (3 * BITS);
-const DRAIN_PENDING: u64 = 1 << (3 * BITS + 1);
-const NEEDS_SLOW_PATH: u64 = 1 << (3 * BITS + 2);
-const DRY: u64 = 1 << (3 * BITS + 3);
+const FIELD: u64 = (1 << WAITING_AT) - 1;
+const WAITING: u64 = (1 << LIMIT_AT) - (1 << WAITING_AT);
+const LIMIT: u64 = FIELD << LIMIT_AT;
+const CLOSED: u64 = 1 << FLAGS_AT;
+const DRAIN_PENDING: u64 = 1 << (FLAGS_AT + 1);
+const NEEDS_SLOW_PATH: u64 = 1 << (FLAGS_AT + 2);
+const DRY: u64 = 1 << (FLAGS_AT + 3);
+const ZERO: u64 = 1 << (FLAGS_AT + 4);
 
 /// One request in flight, as a summand of the word.
 pub(crate) const IN_FLIGHT: u64 = 1;
 /// One waiting request, as a summand of the word.
-pub(crate) const ONE_WAITING: u64 = 1 << BITS;
+pub(crate) const ONE_WAITING: u64 = 1 << WAITING_AT;
 
-/// The largest limit and the longest queue of one tenant: 1 048 575. Larger numbers are clamped.
+/// The largest limit of one tenant: 1 048 575. Larger numbers are clamped.
 pub(crate) const MAX: usize = FIELD as usize;
+
+/// The longest queue of one tenant: 524 287. Larger numbers are clamped.
+pub(crate) const MAX_QUEUED: usize = (WAITING >> WAITING_AT) as usize;
 
 /// A limit of requests in flight, and whether it is a dry run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +78,8 @@ impl GateState {
     /// `needs_slow_path` is set if a shared capacity, an observer or counters must see every
     /// request of the tenant.
     pub(crate) fn new(limit: usize, needs_slow_path: bool) -> Self {
-        Self(if needs_slow_path { NEEDS_SLOW_PATH } else { 0 }).with_limit(limit)
+        let flags = if needs_slow_path { NEEDS_SLOW_PATH } else { 0 };
+        Self(flags).with_rule(limit.into())
     }
 
     /// Returns how many slots are taken, those granted to a waiter and not yet polled included.
@@ -80,13 +91,13 @@ impl GateState {
     /// Returns how many requests are in the queue.
     #[inline]
     pub(crate) fn waiting(self) -> usize {
-        ((self.0 & WAITING) >> BITS) as usize
+        ((self.0 & WAITING) >> WAITING_AT) as usize
     }
 
     /// Returns how many requests may be in flight.
     #[inline]
     pub(crate) fn limit(self) -> usize {
-        ((self.0 & LIMIT) >> (2 * BITS)) as usize
+        ((self.0 & LIMIT) >> LIMIT_AT) as usize
     }
 
     /// Returns whether all new requests are rejected.
@@ -112,10 +123,10 @@ impl GateState {
         self.0 & DRY != 0
     }
 
-    /// Returns whether the limit is 0 and enforced, which rejects waiters, too.
+    /// Returns whether the limit that is set is 0 and enforced, which rejects waiters, too.
     #[inline]
     pub(crate) fn is_paused(self) -> bool {
-        self.limit() == 0 && !self.is_dry()
+        self.0 & (ZERO | DRY) == ZERO
     }
 
     /// Returns whether nothing is in flight and nothing waits.
@@ -178,7 +189,22 @@ impl GateState {
 
     /// Replaces the limit and whether it is a dry run.
     pub(crate) fn with_rule(self, rule: Rule) -> Self {
-        self.with_dry(rule.dry).with_limit(rule.limit)
+        let zero = if rule.limit == 0 { ZERO } else { 0 };
+        Self(self.0 & !ZERO | zero)
+            .with_dry(rule.dry)
+            .with_limit(rule.limit)
+    }
+
+    /// Replaces the part of the limit that this process may use. The tenant is paused or not as
+    /// before.
+    pub(crate) fn with_part(self, part: usize) -> Self {
+        self.with_limit(part)
+    }
+
+    /// Replaces whether every request must take the slow path.
+    pub(crate) fn with_slow_path(self, needs_slow_path: bool) -> Self {
+        let slow = if needs_slow_path { NEEDS_SLOW_PATH } else { 0 };
+        Self(self.0 & !NEEDS_SLOW_PATH | slow)
     }
 
     /// Replaces whether the limit is a dry run.
@@ -188,7 +214,7 @@ impl GateState {
 
     /// Replaces the limit, clamped to [`MAX`].
     fn with_limit(self, limit: usize) -> Self {
-        Self(self.0 & !LIMIT | (limit.min(MAX) as u64) << (2 * BITS))
+        Self(self.0 & !LIMIT | (limit.min(MAX) as u64) << LIMIT_AT)
     }
 
     /// Sets a limit of 0 as a dry run: every request is admitted, and each is above the limit.

@@ -65,6 +65,7 @@ impl Rejected {
             RejectReason::AtCapacity
             | RejectReason::CapacityQueueFull
             | RejectReason::CapacityWaitExpired
+            | RejectReason::FleetUnavailable
             | RejectReason::Closed
             | RejectReason::TableFull => StatusCode::SERVICE_UNAVAILABLE,
             RejectReason::MissingTenant | RejectReason::InvalidTenant => StatusCode::BAD_REQUEST,

@@ -23,6 +23,9 @@ use crate::{
     util::{panic::catch_panic, sync::Arc, timer},
 };
 
+/// The longest wait for an answer of a fleet, for a request that may not queue.
+const LONGEST_CALL: Duration = Duration::from_millis(50);
+
 pin_project! {
     /// Acquires a permit, waiting as the overflow policy allows.
     ///
@@ -44,6 +47,7 @@ impl Acquire {
                 tenant,
                 waiter: None,
                 arrival: None,
+                reading: None,
             },
             overflow,
             deadline: None,
@@ -57,10 +61,12 @@ impl Future for Acquire {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         if this.place.waiter.is_none() {
-            if let Poll::Ready(result) = this.place.arrive(this.overflow.max_queued(), cx) {
+            if let Poll::Ready(result) = this.place.arrive(*this.overflow, cx) {
                 return Poll::Ready(result);
             }
-            if this.overflow.longest_wait() < Duration::MAX {
+            if this.place.reading.is_some() {
+                this.deadline.set(timer::sleep(LONGEST_CALL));
+            } else if this.overflow.longest_wait() < Duration::MAX {
                 this.deadline
                     .set(timer::sleep(this.overflow.longest_wait()));
                 if this.deadline.is_none() {
@@ -69,11 +75,13 @@ impl Future for Acquire {
             }
         }
         let max_queued = this.overflow.max_queued();
+        let is_answered = this.place.poll_answered(cx);
         let result = match (
             this.place.poll(max_queued, cx),
             this.deadline.as_mut().as_pin_mut(),
         ) {
             (Poll::Ready(result), _) => result,
+            (Poll::Pending, _) if is_answered => this.place.expire(max_queued),
             (Poll::Pending, Some(deadline)) => {
                 ready!(timer::poll(deadline, cx));
                 this.place.expire(max_queued)
@@ -97,16 +105,28 @@ struct QueuePlace {
     // The gate as the request found it: a dry run reports what would have happened then, once the
     // request is admitted.
     arrival: Option<GateState>,
+    // Set for a request that may not queue and waits for the answer to this reading of the gate.
+    reading: Option<u64>,
 }
 
 impl QueuePlace {
-    /// Acquires a permit, or joins the queue of at most `max_queued` requests, or is rejected.
+    /// Acquires a permit, or joins the queue that `overflow` allows, or is rejected.
+    ///
+    /// In a fleet, a request that may not queue joins it until the store has answered.
     fn arrive(
         &mut self,
-        max_queued: usize,
+        overflow: Overflow,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Permit, Rejected>> {
-        let rejected = match self.tenant.join(max_queued, cx.waker()) {
+        let max_queued = overflow.max_queued();
+        let for_answer = match max_queued {
+            0 => self.tenant.queue_for_answer(self.tenant.gate.state()),
+            _ => None,
+        };
+        let joined = self
+            .tenant
+            .join(for_answer.unwrap_or(max_queued), cx.waker());
+        let rejected = match joined {
             Joined::Admitted(admitted) => {
                 self.tenant.report_dry_run(max_queued, admitted);
                 return Poll::Ready(Ok(Permit::admitted(self.tenant.clone())));
@@ -114,6 +134,10 @@ impl QueuePlace {
             Joined::Waiting(waiter, state) => {
                 self.waiter = Some(waiter);
                 self.arrival = Some(state);
+                if let Some(budget) = self.tenant.budget() {
+                    self.reading = for_answer.map(|_| budget.next_reading());
+                    budget.ask();
+                }
                 self.tenant.report(Event::Queued);
                 return Poll::Pending;
             }
@@ -131,6 +155,14 @@ impl QueuePlace {
         }
     }
 
+    /// Returns whether the answer has come that the request waits for.
+    fn poll_answered(&self, cx: &Context<'_>) -> bool {
+        let (Some(reading), Some(budget)) = (self.reading, self.tenant.budget()) else {
+            return false;
+        };
+        budget.poll_answered(reading, cx).is_ready()
+    }
+
     /// Returns how long the wait has lasted.
     fn waited(&self, waiter: &Waiter) -> Duration {
         self.tenant.context.elapsed(waiter.since)
@@ -140,6 +172,10 @@ impl QueuePlace {
     fn expire(&mut self, max_queued: usize) -> Result<Permit, Rejected> {
         match self.waiter.as_ref().and_then(|waiter| self.abandon(waiter)) {
             Some(outcome) => self.resolve(max_queued, outcome),
+            None if self.reading.is_some() => {
+                let state = self.tenant.gate.state();
+                self.reject(self.tenant.reject_full(max_queued, state))
+            }
             None => self.reject(self.tenant.expire()),
         }
     }

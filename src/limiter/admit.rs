@@ -220,7 +220,10 @@ where
 #[cold]
 fn admit_or_queue(handle: TenantHandle, max_queued: usize) -> Result<Admission<Permit>, Rejected> {
     if max_queued == 0 {
-        return admit_or_reject(handle).map(Admission::Admitted);
+        return match handle.queue_for_answer(handle.gate.state()) {
+            Some(_) => Ok(Admission::Queue(handle)),
+            None => admit_or_reject(handle).map(Admission::Admitted),
+        };
     }
     match handle.try_admit() {
         Ok(admitted) => {
@@ -243,6 +246,7 @@ fn admit_or_reject(handle: TenantHandle) -> Result<Permit, Rejected> {
             Ok(Permit::admitted(handle))
         }
         Err(state) => {
+            handle.ask_in_passing(state);
             let rejected = handle.reject_full(0, state);
             Err(handle.report_rejected(rejected, None))
         }

@@ -4,7 +4,13 @@ use std::{fmt, sync};
 
 use crate::{
     capacity::{Capacity, SharedCapacity},
-    limiter::{TenantLimiter, evictor::Evictor, overflow::Overflow, permit::Permit, state::State},
+    limiter::{
+        TenantLimiter,
+        evictor::Evictor,
+        overflow::Overflow,
+        permit::Permit,
+        state::{Fleet, State},
+    },
     limits::{EffectiveLimits, Limits},
     observe::{Observer, Observers},
     tenant::{context::LimiterContext, holds::Holds, max_hold::MaxHold},
@@ -40,6 +46,7 @@ pub struct TenantLimiterBuilder<K> {
     observers: Option<Observers>,
     count_requests: bool,
     max_hold: Option<MaxHold>,
+    pub(crate) fleet: Option<sync::Arc<dyn Fleet<K>>>,
 }
 
 impl<K> TenantLimiterBuilder<K> {
@@ -54,6 +61,7 @@ impl<K> TenantLimiterBuilder<K> {
             observers: None,
             count_requests: false,
             max_hold: None,
+            fleet: None,
         }
     }
 
@@ -175,10 +183,15 @@ impl<K> TenantLimiterBuilder<K> {
         let clock = || sync::Arc::clone(&context.clock);
         let capacity = self.capacity.as_ref();
         let capacity = capacity.map(|capacity| SharedCapacity::new(capacity, clock()));
-        let state = State::new(context, limits, capacity, self.count_requests);
+        let fleet = self.fleet;
+        let state = State::new(context, limits, capacity, self.count_requests, fleet);
         state.table.set_max(self.max_tenants);
         state.sweeper.set(self.evictor);
-        TenantLimiter::from_parts(state, self.overflow)
+        let limiter = TenantLimiter::from_parts(state, self.overflow);
+        if let Some(fleet) = &limiter.state.fleet {
+            fleet.attach(sync::Arc::downgrade(&limiter.state));
+        }
+        limiter
     }
 }
 

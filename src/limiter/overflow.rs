@@ -42,7 +42,11 @@ impl Overflow {
     #[must_use]
     pub const fn queue(len: usize) -> Self {
         Self {
-            queue: if len < state::MAX { len } else { state::MAX },
+            queue: if len < state::MAX_QUEUED {
+                len
+            } else {
+                state::MAX_QUEUED
+            },
             max_wait: Self::DEFAULT_MAX_WAIT,
         }
     }

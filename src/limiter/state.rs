@@ -14,6 +14,7 @@ use crate::{
     observe::{Event, TenantRef},
     rejected::{RejectReason, Rejected},
     tenant::{
+        budget::Budget,
         context::{Counts, LimiterContext},
         entry::{Entry, Node, Optional, TenantHandle, Tracked},
         table::{Added, ReadOnly, Table},
@@ -40,6 +41,21 @@ pub(crate) struct State<K> {
     pub(crate) bypassed: AtomicU64,
     pub(crate) exempted: AtomicU64,
     pub(crate) closed: AtomicBool,
+    pub(crate) fleet: Option<sync::Arc<dyn Fleet<K>>>,
+}
+
+/// The fleet that this process shares the limits of tenants with, as the limiter sees it.
+///
+/// A trait, so that the limiter does not import the client of the store.
+pub(crate) trait Fleet<K>: Send + Sync {
+    /// Makes the budget of a tenant that becomes tracked. Code of the user: no lock may be held.
+    fn budget(&self, tenant: &K) -> Budget;
+
+    /// Gives the fleet the state of the limiter that it was built into.
+    fn attach(&self, state: sync::Weak<State<K>>);
+
+    /// Sets or clears the limit of one tenant for all processes.
+    fn set_override(&self, tenant: &K, limit: Option<usize>);
 }
 
 impl<K> State<K> {
@@ -48,6 +64,7 @@ impl<K> State<K> {
         limits: EffectiveLimits<K>,
         capacity: Option<SharedCapacity<K, TenantHandle>>,
         counts: bool,
+        fleet: Option<sync::Arc<dyn Fleet<K>>>,
     ) -> Self {
         Self {
             table: Table::new(),
@@ -60,6 +77,7 @@ impl<K> State<K> {
             bypassed: AtomicU64::new(0),
             exempted: AtomicU64::new(0),
             closed: AtomicBool::new(false),
+            fleet,
         }
     }
 
@@ -76,7 +94,7 @@ impl<K> State<K> {
             let pool = sync::Arc::clone(&common.pool);
             Share::new(pool, 1, None)
         });
-        let entry = self.entry(share);
+        let entry = self.entry(share, None);
         // Another thread may use the entry before `update_anonymous_limit` has run.
         let (_, rule) = self.anonymous_rule();
         entry.set_limit(rule, ALWAYS);
@@ -120,10 +138,10 @@ impl<K> State<K> {
         });
     }
 
-    fn entry(&self, share: Option<Share<TenantHandle>>) -> Entry {
+    fn entry(&self, share: Option<Share<TenantHandle>>, budget: Option<Budget>) -> Entry {
         let counts = self.counts.then(Counts::default);
         Entry::new(
-            Optional::new(share, counts),
+            Optional::new(share, counts, budget),
             sync::Arc::clone(&self.context),
         )
     }
@@ -136,6 +154,11 @@ impl<K> State<K> {
         let weight = common.weight_of(tenant);
         let owner = common.owner_of(tenant);
         Some(Share::new(sync::Arc::clone(&common.pool), weight, owner))
+    }
+
+    /// Makes the budget of a new tenant, in a fleet.
+    fn budget_of(&self, tenant: &K) -> Option<Budget> {
+        self.fleet.as_ref().map(|fleet| fleet.budget(tenant))
     }
 
     /// Puts the current weight of a tenant in force.
@@ -178,7 +201,8 @@ impl<K> State<K> {
         // wrapper, which contains a panic of that drop.
         let tenant = Tenant::new(tenant);
         let share = tenant.key().and_then(|tenant| self.share_of(tenant));
-        let mut new = Arc::new(Tracked::of_tenant(tenant, hash, self.entry(share)));
+        let budget = tenant.key().and_then(|tenant| self.budget_of(tenant));
+        let mut new = Arc::new(Tracked::of_tenant(tenant, hash, self.entry(share, budget)));
         let mut cached = CachedLimit::default();
         loop {
             let Some(reading) = new.key().map(|tenant| self.limits.read(tenant)) else {

@@ -361,6 +361,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         self.update_one(change, |tracked| self.state.update_limit(tracked));
         let limit = change.after.limit_in_force();
         if change.before.limit_in_force() != limit {
+            if let (Some(fleet), Some(tenant)) = (&self.state.fleet, change.tenant.key()) {
+                fleet.set_override(tenant, limit);
+            }
             let event = Event::LimitChanged { limit };
             let tenant = TenantRef::of(&change.tenant);
             self.state.context.report(tenant, event);

@@ -18,6 +18,7 @@ use crate::{
     observe::{Event, TenantRef},
     rejected::{RejectReason, Rejected},
     tenant::{
+        budget::{Budget, Use},
         context::{Counts, LimiterContext},
         holds,
     },
@@ -46,27 +47,39 @@ pub(crate) struct Entry {
 pub(crate) struct Optional {
     pub(crate) share: Option<Share<TenantHandle>>,
     pub(crate) counts: Option<Counts>,
+    // The part of the limit that this process may use, in a fleet.
+    budget: Option<Budget>,
     // The entry is not in the table, which was full in a dry run: no other request finds it.
     is_untracked: bool,
 }
 
 impl Optional {
-    pub(crate) fn new(share: Option<Share<TenantHandle>>, counts: Option<Counts>) -> Self {
+    pub(crate) fn new(
+        share: Option<Share<TenantHandle>>,
+        counts: Option<Counts>,
+        budget: Option<Budget>,
+    ) -> Self {
         Self {
             share,
             counts,
+            budget,
             is_untracked: false,
         }
+    }
+
+    /// Returns whether every request of the tenant needs the slow path.
+    fn need_slow_path(&self) -> bool {
+        self.share.is_some() || self.counts.is_some()
     }
 }
 
 impl Entry {
     /// Makes the entry of a tenant. Its limit is 0, so it is paused until a limit is set.
     pub(crate) fn new(extra: Optional, context: sync::Arc<LimiterContext>) -> Self {
-        let extra = (extra.share.is_some() || extra.counts.is_some()).then(|| Box::new(extra));
+        let is_used = extra.need_slow_path() || extra.budget.is_some();
         Self {
-            gate: Gate::new(extra.is_some() || context.needs_slow_path()),
-            extra,
+            gate: Gate::new(extra.need_slow_path() || context.needs_slow_path()),
+            extra: is_used.then(|| Box::new(extra)),
             idle_since: AtomicU64::new(0),
             rejections: Backoff::new(),
             context,
@@ -90,6 +103,33 @@ impl Entry {
 
     pub(crate) fn counts(&self) -> Option<&Counts> {
         self.extra.as_ref()?.counts.as_ref()
+    }
+
+    pub(crate) fn budget(&self) -> Option<&Budget> {
+        self.extra.as_ref()?.budget.as_ref()
+    }
+
+    /// Returns the budget if a request that found no room in `state` should ask for a larger one:
+    /// its tenant is below the limit that is set, and the store can be reached.
+    fn budget_to_ask(&self, state: GateState) -> Option<&Budget> {
+        let budget = self.budget()?;
+        let is_shut = state.is_closed() || state.is_paused() || state.has_room();
+        let wanted = state.in_flight() + state.waiting();
+        (!is_shut && wanted < budget.limit() && !budget.is_down()).then_some(budget)
+    }
+
+    /// Asks for a larger budget for a request that was rejected in `state`.
+    pub(crate) fn ask_in_passing(&self, state: GateState) {
+        if let Some(budget) = self.budget_to_ask(state) {
+            budget.ask_in_passing();
+        }
+    }
+
+    /// Returns the longest queue of requests that wait for an answer only, if a request that found
+    /// no room in `state` may wait for one.
+    pub(crate) fn queue_for_answer(&self, state: GateState) -> Option<usize> {
+        let budget = self.budget_to_ask(state)?;
+        Some(budget.limit().saturating_sub(state.in_flight()))
     }
 
     /// Makes it the entry of a single request, in a dry run with a full table.
@@ -159,7 +199,7 @@ impl Entry {
 
     #[cold]
     fn reject_unobserved(&self, max_queued: usize, state: GateState) -> Option<Rejected> {
-        if self.context.has_observer() {
+        if self.context.has_observer() || self.budget_to_ask(state).is_some() {
             return None;
         }
         let rejected = self.reject_full(max_queued, state);
@@ -174,6 +214,7 @@ impl Entry {
     #[cold]
     pub(crate) fn reject_full(&self, max_queued: usize, state: GateState) -> Rejected {
         let reason = match (max_queued, self.is_short_of_capacity(state)) {
+            _ if self.is_short_of_answers(state) => RejectReason::FleetUnavailable,
             (0, false) => RejectReason::AtLimit,
             (0, true) => RejectReason::AtCapacity,
             (_, false) => RejectReason::QueueFull,
@@ -186,6 +227,7 @@ impl Entry {
     pub(crate) fn expire(&self) -> Rejected {
         let state = self.gate.state();
         let reason = match self.is_short_of_capacity(state) {
+            _ if self.is_short_of_answers(state) => RejectReason::FleetUnavailable,
             false => RejectReason::WaitExpired,
             true => RejectReason::CapacityWaitExpired,
         };
@@ -196,6 +238,14 @@ impl Entry {
     /// its own limit.
     fn is_short_of_capacity(&self, state: GateState) -> bool {
         self.share().is_some() && state.has_room()
+    }
+
+    /// Returns whether a request that is not admitted lacks an answer of the store: its tenant is
+    /// below the limit that is set, and the store cannot be reached.
+    fn is_short_of_answers(&self, state: GateState) -> bool {
+        self.budget().is_some_and(|budget| {
+            !state.has_room() && state.in_flight() < budget.limit() && budget.is_unavailable()
+        })
     }
 
     pub(crate) fn is_busy(&self) -> bool {
@@ -231,6 +281,9 @@ impl Entry {
             }
             report();
         });
+        if let Some(budget) = self.budget() {
+            budget.released();
+        }
     }
 
     /// Runs `change`, which releases a slot or removes waiters, and then notifies the drains if one
@@ -265,12 +318,42 @@ impl Entry {
         is_current: impl FnOnce() -> bool,
     ) -> bool {
         let rule = rule.into();
-        self.change(|state| state.with_rule(rule), is_current)
+        let Some(budget) = self.budget() else {
+            return self.change(|state| state.with_rule(rule), is_current);
+        };
+        let change = |state: GateState| {
+            let part = budget.set_limit(rule.limit);
+            enforce(state.with_rule(rule), part, rule.limit)
+        };
+        let changed = self.change(change, is_current);
+        budget.ask();
+        changed
     }
 
     /// Changes whether the limit is in dry run, under the same condition. The limit stays the same.
     pub(crate) fn set_dry(&self, dry: bool, is_current: impl FnOnce() -> bool) -> bool {
-        self.change(|state| state.with_dry(dry), is_current)
+        let Some(budget) = self.budget() else {
+            return self.change(|state| state.with_dry(dry), is_current);
+        };
+        let change = |state: GateState| enforce(state.with_dry(dry), budget.part(), budget.limit());
+        self.change(change, is_current)
+    }
+
+    /// Sets the part of the limit that this process may use, and how.
+    pub(crate) fn set_part(&self, part: usize, how: Use) {
+        let Some(budget) = self.budget() else { return };
+        let needs_slow_path = self.context.needs_slow_path()
+            || self
+                .extra
+                .as_ref()
+                .is_some_and(|extra| extra.need_slow_path())
+            || how != Use::Local;
+        let change = |state: GateState| {
+            budget.set_part(part, how);
+            let state = state.with_slow_path(needs_slow_path);
+            enforce(state, part, budget.limit())
+        };
+        self.change(change, ALWAYS);
     }
 
     fn change(
@@ -351,6 +434,15 @@ impl Entry {
             self.idle_since
                 .compare_exchange(since, now, Ordering::Relaxed, Ordering::Relaxed);
         marked.is_ok() && ttl.is_zero()
+    }
+}
+
+/// Puts the part of a limit in force that this process may use; in a dry run the whole limit, which
+/// is then only reported.
+fn enforce(state: GateState, part: usize, limit: usize) -> GateState {
+    match state.is_dry() {
+        true => state.with_part(limit),
+        false => state.with_part(part.min(limit)),
     }
 }
 
