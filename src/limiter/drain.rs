@@ -84,6 +84,9 @@ impl<K> TenantLimiter<K> {
         // Makes each entry stale that is not in the table yet: `State::track` then reads `closed`
         // again, so no entry is added open behind the loop below.
         self.state.limits.raise_version();
+        if let Some(fleet) = &self.state.fleet {
+            fleet.close();
+        }
         shut(&self.state.anonymous().entry);
         self.state.table.for_each(|tracked| shut(&tracked.entry));
     }

@@ -54,6 +54,9 @@ pub(crate) trait Fleet<K>: Send + Sync {
     /// Gives the fleet the state of the limiter that it was built into.
     fn attach(&self, state: sync::Weak<State<K>>);
 
+    /// Gives parts of limits back, from now on with each release.
+    fn close(&self);
+
     /// Sets or clears the limit of one tenant for all processes.
     fn set_override(&self, tenant: &K, limit: Option<usize>);
 }

@@ -32,6 +32,10 @@ pub(crate) trait Asked: Send + Sync {
     /// Returns whether the store cannot be reached: nothing is worth waiting for.
     fn is_down(&self) -> bool;
 
+    /// Returns the part of a limit that this process uses while the store cannot be reached; `None`
+    /// while it can.
+    fn part_in_outage(&self, limit: usize) -> Option<usize>;
+
     /// Forgets a tenant whose entry is gone.
     fn forget(&self, tenant: u64);
 }
@@ -51,7 +55,9 @@ pub(crate) enum Use {
 pub(crate) struct Budget {
     fleet: sync::Arc<dyn Asked>,
     tenant: u64,
-    // The limit that is set, and the part of it. Both are written under the lock of the queue.
+    // The limit that this process has set, the limit over the fleet, and the part of it. All are
+    // written under the lock of the queue.
+    own_limit: AtomicUsize,
     limit: AtomicUsize,
     part: AtomicUsize,
     // Whether each release is reported.
@@ -72,6 +78,7 @@ impl Budget {
         Self {
             fleet,
             tenant,
+            own_limit: AtomicUsize::new(0),
             limit: AtomicUsize::new(0),
             part: AtomicUsize::new(0),
             reports_releases: AtomicBool::new(false),
@@ -89,10 +96,19 @@ impl Budget {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Sets the limit, under the lock of the queue. Returns the part of it.
+    /// Returns the limit that this process has set, which applies where the fleet has no other.
+    pub(crate) fn own_limit(&self) -> usize {
+        self.own_limit.load(Ordering::Relaxed)
+    }
+
+    /// Sets the limit of this process, under the lock of the queue. Returns the part of it.
     pub(crate) fn set_limit(&self, limit: usize) -> usize {
+        self.own_limit.store(limit, Ordering::Relaxed);
         self.limit.store(limit, Ordering::Relaxed);
-        self.part.load(Ordering::Relaxed)
+        let part = self.part();
+        let in_outage = self.fleet.part_in_outage(limit).unwrap_or(0);
+        self.part.store(part.max(in_outage), Ordering::Relaxed);
+        self.part()
     }
 
     /// Returns the part of the limit.
@@ -100,8 +116,9 @@ impl Budget {
         self.part.load(Ordering::Relaxed)
     }
 
-    /// Sets the part, under the lock of the queue.
-    pub(crate) fn set_part(&self, part: usize, how: Use) {
+    /// Sets the limit over the fleet and the part of it, under the lock of the queue.
+    pub(crate) fn set_part(&self, limit: usize, part: usize, how: Use) {
+        self.limit.store(limit, Ordering::Relaxed);
         self.part.store(part, Ordering::Relaxed);
         self.reports_releases
             .store(how != Use::Local, Ordering::Relaxed);

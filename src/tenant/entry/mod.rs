@@ -339,8 +339,8 @@ impl Entry {
         self.change(change, is_current)
     }
 
-    /// Sets the part of the limit that this process may use, and how.
-    pub(crate) fn set_part(&self, part: usize, how: Use) {
+    /// Sets the limit over the fleet, the part of it that this process may use, and how.
+    pub(crate) fn set_part(&self, limit: usize, part: usize, how: Use) {
         let Some(budget) = self.budget() else { return };
         let needs_slow_path = self.context.needs_slow_path()
             || self
@@ -349,9 +349,12 @@ impl Entry {
                 .is_some_and(|extra| extra.need_slow_path())
             || how != Use::Local;
         let change = |state: GateState| {
-            budget.set_part(part, how);
-            let state = state.with_slow_path(needs_slow_path);
-            enforce(state, part, budget.limit())
+            budget.set_part(limit, part, how);
+            let dry = state.is_dry();
+            let state = state
+                .with_slow_path(needs_slow_path)
+                .with_rule(Rule { limit, dry });
+            enforce(state, part, limit)
         };
         self.change(change, ALWAYS);
     }
