@@ -21,6 +21,8 @@ pub(crate) struct Lease<K> {
     /// What was granted last. It holds until `end`.
     pub(crate) grant: usize,
     pub(crate) how: Use,
+    /// Whether another process needs what is unused of it.
+    pub(crate) is_recalled: bool,
     /// How many heartbeats have found a part of it unused.
     pub(crate) idle: u32,
     /// How many requests were known to wait after the last answer.
@@ -80,6 +82,7 @@ impl<K> Leases<K> {
                     seq: 0,
                     grant: 0,
                     how: Use::Local,
+                    is_recalled: false,
                     idle: 0,
                     waiting: 0,
                     end: None,
@@ -104,6 +107,14 @@ impl<K> Leases<K> {
         let due = self.by_name.get(name).map(|lease| lease.due);
         if due.is_some_and(|due| due.is_none_or(|due| time < due)) {
             self.set_due(name, Some(time));
+        }
+    }
+
+    /// Gives back at once what is unused of the lease of a tenant.
+    pub(crate) fn recall(&mut self, name: &[u8], now: Instant) {
+        if let Some(lease) = self.by_name.get_mut(name) {
+            lease.is_recalled = true;
+            self.hasten(name, now);
         }
     }
 

@@ -113,7 +113,7 @@ where
             () = self.hub.wake.notified() => {}
             notice = self.store.changed() => {
                 if let Some(name) = notice {
-                    self.leases.hasten(&name, now);
+                    self.leases.recall(&name, now);
                 }
             }
             () = sleep_until(wake.unwrap_or(now + NEVER)) => {}
@@ -354,7 +354,7 @@ fn read<K>(
     let (reading, missed) = budget.start();
     let before = entry.gate.state();
     let part = budget.part();
-    if is_closing {
+    if is_closing || std::mem::take(&mut lease.is_recalled) {
         freeze(entry, budget);
     } else if lease.how == Use::Local && before.waiting() == 0 && before.in_flight() < part {
         lease.idle += 1;
