@@ -13,7 +13,7 @@ use crate::{
     error::BoxError,
     http::{
         length::{Asked, Remaining},
-        slot::{Deadline, Slot, end},
+        shared_permit::{Deadline, HeldPermit, end},
     },
     observe::Outcome,
     tenant::max_hold::HoldExpired,
@@ -35,7 +35,7 @@ pin_project! {
         kind: Kind<B>,
         remaining: Remaining,
         // Declared after `kind` so that the inner body is dropped before its permit is released.
-        slot: Option<Slot>,
+        permit: Option<HeldPermit>,
         // `None` if the response does not end when the permit expires.
         deadline: Option<Deadline>,
     }
@@ -55,20 +55,20 @@ impl<B: Body> ResponseBody<B> {
     pub(crate) fn hold(
         response: Response<B>,
         asked: Asked,
-        mut slot: Option<Slot>,
+        mut permit: Option<HeldPermit>,
     ) -> Response<Self> {
         let remaining = Remaining::after(asked, &response);
         if response.body().is_end_stream() {
-            end(slot.take(), remaining.outcome());
+            end(permit.take(), remaining.outcome());
         }
         if remaining.is_nothing() {
-            complete(slot.as_ref());
+            complete(permit.as_ref());
         }
-        let deadline = slot.as_ref().and_then(Slot::deadline);
+        let deadline = permit.as_ref().and_then(HeldPermit::deadline);
         response.map(|body| Self {
             kind: Kind::Inner { body },
             remaining,
-            slot,
+            permit,
             deadline,
         })
     }
@@ -102,10 +102,10 @@ where
             _ => Some(this.remaining.outcome()),
         };
         if let Some(outcome) = outcome {
-            end(this.slot.take(), outcome);
+            end(this.permit.take(), outcome);
             *this.deadline = None;
         } else if is_complete {
-            complete(this.slot.as_ref());
+            complete(this.permit.as_ref());
         }
         Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }
@@ -116,7 +116,7 @@ impl<B> ResponseBody<B> {
     fn cut(self: Pin<&mut Self>) -> HoldExpired {
         let mut this = self.project();
         this.kind.set(Kind::Text { text: None });
-        *this.slot = None;
+        *this.permit = None;
         *this.deadline = None;
         HoldExpired
     }
@@ -126,7 +126,7 @@ impl<B> ResponseBody<B> {
         Self {
             kind: Kind::Inner { body },
             remaining: Remaining::default(),
-            slot: None,
+            permit: None,
             deadline: None,
         }
     }
@@ -137,7 +137,7 @@ impl<B> ResponseBody<B> {
                 text: Some(text).filter(|text| !text.is_empty()),
             },
             remaining: Remaining::default(),
-            slot: None,
+            permit: None,
             deadline: None,
         }
     }
@@ -193,8 +193,8 @@ where
 }
 
 /// Records that all data was handed out, so that dropping the body does not cancel the request.
-fn complete(slot: Option<&Slot>) {
-    if let Some(slot) = slot {
-        slot.mark(Outcome::Completed);
+fn complete(permit: Option<&HeldPermit>) {
+    if let Some(permit) = permit {
+        permit.mark(Outcome::Completed);
     }
 }

@@ -1,11 +1,12 @@
 //! The mode for HTTP clients: rejections are errors, and response bodies hold the permits.
 
-use http::Response;
-use http_body::Body;
-
 use crate::{
     error::{BoxError, Error},
-    http::{body::ResponseBody, held_by_body, length::Asked, slot::Slot},
+    http::{
+        hold::{HoldResponse, hold},
+        length::Asked,
+        shared_permit::HeldPermit,
+    },
     limiter::permit::Permit,
     rejected::Rejected,
     service::{
@@ -36,12 +37,12 @@ pub struct BodyErrors(());
 
 impl sealed::Sealed for BodyErrors {}
 
-impl<Req, B, E> Mode<Req, Response<B>, E> for BodyErrors
+impl<Req, Res, E> Mode<Req, Res, E> for BodyErrors
 where
-    B: Body,
+    Res: HoldResponse,
     E: Into<BoxError>,
 {
-    type Response = Response<ResponseBody<B>>;
+    type Response = Res::Held;
     type Error = Error;
     type Guard = Option<Permit>;
 
@@ -49,14 +50,12 @@ where
         permit
     }
 
-    fn finish(
-        permit: Option<Permit>,
-        result: Result<Response<B>, E>,
-    ) -> Result<Self::Response, Error> {
-        held_by_body(result, Asked::default(), permit.map(Slot::Sole)).map_err(Error::inner)
+    fn finish(permit: Option<Permit>, result: Result<Res, E>) -> Result<Res::Held, Error> {
+        let permit = permit.map(HeldPermit::Sole);
+        hold(result, Asked::default(), permit).map_err(Error::inner)
     }
 
-    fn reject(&self, _: &Req, rejected: Rejected) -> Result<Self::Response, Error> {
+    fn reject(&self, _: &Req, rejected: Rejected) -> Result<Res::Held, Error> {
         Err(rejected.into())
     }
 

@@ -4,7 +4,11 @@ use http::{HeaderMap, Response, StatusCode, header};
 use tonic::{Code, Status, server::NamedService};
 
 use crate::{
-    http::{Http, OnReject, body::ResponseBody, on_reject},
+    http::{
+        Http,
+        body::ResponseBody,
+        on_reject::{OnReject, sealed},
+    },
     rejected::Rejected,
     service::{layer::TenantConcurrencyLayer, service::TenantConcurrency},
 };
@@ -55,7 +59,7 @@ impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
 #[derive(Clone, Copy, Debug)]
 pub struct Grpc<R>(R);
 
-impl<B, R: OnReject<B>> on_reject::Sealed<B> for Grpc<R> {}
+impl<B, R: OnReject<B>> sealed::Sealed<B> for Grpc<R> {}
 
 impl<B, R: OnReject<B>> OnReject<B> for Grpc<R> {
     fn respond(&self, rejected: &Rejected, headers: &HeaderMap) -> Response<ResponseBody<B>> {

@@ -8,7 +8,8 @@ use crate::observe::Outcome;
 
 /// What the method of a request implies for the body of its response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Asked {
+#[doc(hidden)]
+pub enum Asked {
     /// The method is unknown, because the response was received by a client.
     #[default]
     Unknown,

@@ -4,42 +4,39 @@ pub(crate) mod body;
 pub(crate) mod client;
 #[cfg(feature = "tonic")]
 pub mod grpc;
+pub(crate) mod hold;
 pub(crate) mod length;
+pub(crate) mod on_reject;
 pub(crate) mod rate_limit;
-pub(crate) mod slot;
+pub(crate) mod shared_permit;
 
-pub use self::{body::ResponseBody, client::BodyErrors, slot::SharedPermit};
+pub use self::{
+    body::ResponseBody,
+    client::BodyErrors,
+    hold::{Hold, HoldResponse},
+    on_reject::{OnReject, ProblemJson},
+    shared_permit::SharedPermit,
+};
 pub use crate::tenant::max_hold::HoldExpired;
 
 use std::fmt;
 
-use http::{Extensions, HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use http::{Extensions, Request, Response};
 use http_body::Body;
 
 use crate::{
     http::{
         length::Asked,
-        slot::{Slot, end},
+        shared_permit::{HeldPermit, end},
     },
     limiter::permit::Permit,
     observe::Outcome,
-    rejected::{RejectReason, Rejected},
+    rejected::Rejected,
     service::{
         layer::TenantConcurrencyLayer,
         mode::{Errors, Mode, sealed},
     },
 };
-
-/// How long an admitted HTTP request holds its permit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Hold {
-    /// Until the response body ends, fails or is dropped.
-    #[default]
-    Body,
-    /// Until the response head. The body is not limited, however long it streams.
-    Head,
-}
 
 impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
     /// Responds to rejected requests with an HTTP response. Errors of the inner service are
@@ -61,7 +58,7 @@ impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
             hold: Hold::default(),
             policy: None,
             share: false,
-            on_reject: ProblemJson(()),
+            on_reject: ProblemJson::default(),
         })
     }
 }
@@ -203,102 +200,11 @@ impl<R> Http<R> {
     }
 }
 
-/// Makes the response to a rejected request.
-///
-/// It is implemented for closures `Fn(&Rejected) -> http::Response<B>`, for [`ProblemJson`], and
-/// for gRPC. The trait is sealed: set a closure with
-/// [`on_reject`](TenantConcurrencyLayer::on_reject).
-pub trait OnReject<B>: on_reject::Sealed<B> {
-    /// Returns the response to a rejected request with the headers `headers`.
-    #[doc(hidden)]
-    fn respond(&self, rejected: &Rejected, headers: &HeaderMap) -> Response<ResponseBody<B>>;
-}
-
-pub(crate) mod on_reject {
-    pub trait Sealed<B> {}
-}
-
-impl<B: Body, F: Fn(&Rejected) -> Response<B>> on_reject::Sealed<B> for F {}
-
-impl<B: Body, F: Fn(&Rejected) -> Response<B>> OnReject<B> for F {
-    fn respond(&self, rejected: &Rejected, _: &HeaderMap) -> Response<ResponseBody<B>> {
-        self(rejected).map(ResponseBody::free)
-    }
-}
-
-/// The default response to a rejected request: status, `Retry-After`, and a small problem document.
-#[derive(Clone, Copy, Debug)]
-pub struct ProblemJson(pub(crate) ());
-
-impl<B> on_reject::Sealed<B> for ProblemJson {}
-
-impl<B> OnReject<B> for ProblemJson {
-    fn respond(&self, rejected: &Rejected, _: &HeaderMap) -> Response<ResponseBody<B>> {
-        let status = rejected.status();
-        let mut response = Response::new(ResponseBody::text(problem(status, rejected)));
-        *response.status_mut() = status;
-        response.headers_mut().insert(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("application/problem+json"),
-        );
-        response
-    }
-}
-
-impl Rejected {
-    /// Returns the HTTP status of the rejection.
-    ///
-    /// It is 429 for the limit, queue or wait of the tenant, 503 for causes outside the tenant, and
-    /// 400 for a request without a usable tenant.
-    #[must_use]
-    pub fn status(&self) -> StatusCode {
-        match self.reason() {
-            RejectReason::AtLimit
-            | RejectReason::QueueFull
-            | RejectReason::WaitExpired
-            | RejectReason::Paused => StatusCode::TOO_MANY_REQUESTS,
-            RejectReason::AtCapacity
-            | RejectReason::CapacityQueueFull
-            | RejectReason::CapacityWaitExpired
-            | RejectReason::Closed
-            | RejectReason::TableFull => StatusCode::SERVICE_UNAVAILABLE,
-            RejectReason::MissingTenant | RejectReason::InvalidTenant => StatusCode::BAD_REQUEST,
-        }
-    }
-}
-
-// Every member is a number or a constant of this crate, so nothing needs escaping.
-fn problem(status: StatusCode, rejected: &Rejected) -> String {
-    format!(
-        r#"{{"type":"about:blank","title":"{}","status":{},"detail":"{}","reason":"{}"}}"#,
-        status.canonical_reason().unwrap_or_default(),
-        status.as_u16(),
-        rejected.reason(),
-        rejected.reason().as_str(),
-    )
-}
-
 /// Inserts a `SharedPermit` into the extensions of the request, for its handler.
-fn share(extensions: &mut Extensions, permit: Permit) -> Slot {
-    let (slot, handle) = SharedPermit::new(permit, extensions.remove());
+fn share(extensions: &mut Extensions, permit: Permit) -> HeldPermit {
+    let (permit, handle) = SharedPermit::new(permit, extensions.remove());
     extensions.insert(handle);
-    slot
-}
-
-/// Makes the response to a rejected request with the headers `headers`, and inserts `rejected` into
-/// its extensions.
-pub(crate) fn rejection<B>(
-    on_reject: &impl OnReject<B>,
-    headers: &HeaderMap,
-    rejected: Rejected,
-) -> Response<ResponseBody<B>> {
-    let mut response = on_reject.respond(&rejected, headers);
-    if let Some(delay) = rejected.retry_after() {
-        let header = response.headers_mut().entry(header::RETRY_AFTER);
-        header.or_insert_with(|| delay.as_secs().into());
-    }
-    response.extensions_mut().insert(rejected);
-    response
+    permit
 }
 
 /// The state of an admitted HTTP request.
@@ -308,7 +214,7 @@ pub struct HttpGuard {
     hold: Hold,
     policy: Option<&'static str>,
     asked: Asked,
-    slot: Option<Slot>,
+    permit: Option<HeldPermit>,
 }
 
 impl<R> sealed::Sealed for Http<R> {}
@@ -323,15 +229,15 @@ where
     type Guard = HttpGuard;
 
     fn admit(&self, req: &mut Request<Q>, permit: Option<Permit>) -> Self::Guard {
-        let slot = permit.map(|permit| match self.share {
+        let permit = permit.map(|permit| match self.share {
             true => share(req.extensions_mut(), permit),
-            false => Slot::Sole(permit),
+            false => HeldPermit::Sole(permit),
         });
         HttpGuard {
             hold: self.hold,
             policy: self.policy,
             asked: Asked::by(req.method()),
-            slot,
+            permit,
         }
     }
 
@@ -340,18 +246,18 @@ where
         mut result: Result<Response<B>, E>,
     ) -> Result<Self::Response, E> {
         if let (Some(policy), Ok(response)) = (guard.policy, &mut result) {
-            if let Some((limit, remaining)) = guard.slot.as_ref().and_then(Slot::figures) {
+            if let Some((limit, remaining)) = guard.permit.as_ref().and_then(HeldPermit::figures) {
                 rate_limit::admitted(response.headers_mut(), policy, limit, remaining);
             }
         }
         if guard.hold == Hold::Head {
-            end(guard.slot.take(), Outcome::of(&result));
+            end(guard.permit.take(), Outcome::of(&result));
         }
-        held_by_body(result, guard.asked, guard.slot)
+        hold::hold(result, guard.asked, guard.permit)
     }
 
     fn reject(&self, req: &Request<Q>, rejected: Rejected) -> Result<Self::Response, E> {
-        let mut response = rejection(&self.on_reject, req.headers(), rejected);
+        let mut response = on_reject::rejection(&self.on_reject, req.headers(), rejected);
         if let Some(policy) = self.policy {
             rate_limit::rejected(response.headers_mut(), policy, &rejected);
         }
@@ -360,20 +266,6 @@ where
 
     fn fail(error: E) -> E {
         error
-    }
-}
-
-pub(crate) fn held_by_body<B: Body, E>(
-    result: Result<Response<B>, E>,
-    asked: Asked,
-    slot: Option<Slot>,
-) -> Result<Response<ResponseBody<B>>, E> {
-    match result {
-        Ok(response) => Ok(ResponseBody::hold(response, asked, slot)),
-        Err(error) => {
-            end(slot, Outcome::Failed);
-            Err(error)
-        }
     }
 }
 

@@ -10,13 +10,15 @@ use reqwest_middleware::{Error, Middleware, Next};
 use crate::{
     extract::{IntoTenant, NoTenant, missing::MissingTenant},
     http::{
-        Hold, ProblemJson, rejection,
-        slot::{Slot, end},
+        hold::{Hold, hold},
+        length::Asked,
+        on_reject::{ProblemJson, rejection},
+        shared_permit::{HeldPermit, end},
     },
     limiter::{TenantLimiter, admit::Admission, permit::Permit},
     observe::Outcome,
     rejected::Rejected,
-    reqwest::{held_by_body, respond},
+    reqwest::respond,
 };
 
 /// Limits how many requests of one tenant a client of reqwest-middleware has in flight.
@@ -144,7 +146,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantMiddleware<K> {
 
     fn reject(&self, req: &Request, rejected: Rejected) -> Result<Response, Error> {
         if self.responds {
-            let response = rejection(&ProblemJson(()), req.headers(), rejected);
+            let response = rejection(&ProblemJson::default(), req.headers(), rejected);
             Ok(respond(response, req.url().clone()))
         } else {
             Err(error(rejected))
@@ -169,7 +171,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Middleware for TenantMiddlewa
         next: Next<'_>,
     ) -> Result<Response, Error> {
         let permit = match self.admit(&req, extensions).await {
-            Ok(permit) => permit,
+            Ok(permit) => permit.map(HeldPermit::Sole),
             Err(rejected) => return self.reject(&req, rejected),
         };
         // Dropped explicitly: if the drop panicked at the end of a statement or scope, the result
@@ -178,9 +180,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Middleware for TenantMiddlewa
         let result = (&mut running).await;
         drop(running);
         match self.hold {
-            Hold::Body => held_by_body(result, permit),
+            Hold::Body => hold(result, Asked::default(), permit),
             Hold::Head => {
-                end(permit.map(Slot::Sole), Outcome::of(&result));
+                end(permit, Outcome::of(&result));
                 result
             }
         }

@@ -147,6 +147,7 @@ const TRAITS: &[&str] = &[
     "Mode",
     "IntoTenant",
     "Observer",
+    "HoldResponse",
     "OnReject",
 ];
 

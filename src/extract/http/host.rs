@@ -22,7 +22,7 @@ const MAX_LABEL: usize = 63;
 /// the authority.
 ///
 /// The caller can send any host. Reject hosts that are not yours in front of the service, or bound
-/// the cost of made-up tenants with [`max_tenants`](crate::TenantConcurrencyLayer::max_tenants).
+/// the cost of made-up tenants with [`max_tenants`](crate::limiter::TenantLimiterBuilder::max_tenants).
 ///
 /// # Examples
 ///

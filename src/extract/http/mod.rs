@@ -16,7 +16,7 @@ use crate::extract::{ExtractTenant, NoTenant, TenantKey};
 /// which value counts.
 ///
 /// The caller controls the header, so use one that a proxy or an outer layer has verified.
-/// [`max_tenants`](crate::TenantConcurrencyLayer::max_tenants) bounds the cost of made-up tenants.
+/// [`max_tenants`](crate::limiter::TenantLimiterBuilder::max_tenants) bounds the cost of made-up tenants.
 ///
 /// For the header `host` use [`host()`] instead: HTTP/2 requests may lack the header, and one host
 /// can be written in several ways.

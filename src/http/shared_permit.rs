@@ -26,16 +26,16 @@ use crate::{
 /// If several layers share their permits, the handle holds the permits of all of them.
 #[must_use = "the permit is held only while the handle exists"]
 pub struct SharedPermit {
-    lease: Arc<Lease>,
+    lease: Arc<PermitLease>,
     outer: Option<Arc<SharedPermit>>,
 }
 
 impl SharedPermit {
     /// Shares a permit between a request and its handle. The handle replaces that of an outer
     /// layer, `outer`, and holds it.
-    pub(crate) fn new(permit: Permit, outer: Option<SharedPermit>) -> (Slot, Self) {
+    pub(crate) fn new(permit: Permit, outer: Option<SharedPermit>) -> (HeldPermit, Self) {
         permit.keep();
-        let lease = Arc::new(Lease {
+        let lease = Arc::new(PermitLease {
             permit: Mutex::new(Some(permit)),
             handles: AtomicUsize::new(1),
         });
@@ -43,7 +43,7 @@ impl SharedPermit {
             lease: Arc::clone(&lease),
             outer: outer.map(Arc::new),
         };
-        (Slot::Shared(lease), handle)
+        (HeldPermit::Shared(lease), handle)
     }
 
     /// Releases the permit at once, even if the response and other clones still exist.
@@ -109,13 +109,14 @@ impl fmt::Debug for SharedPermit {
 
 /// A shared permit; `None` once it is released.
 #[derive(Debug)]
-pub(crate) struct Lease {
+#[doc(hidden)]
+pub struct PermitLease {
     permit: Mutex<Option<Permit>>,
     // The number of handles, not counting the request itself.
     handles: AtomicUsize,
 }
 
-impl Lease {
+impl PermitLease {
     /// Takes the permit, unless it has expired: an expired one stays, so that the response ends.
     fn take_unexpired(&self) -> Option<Permit> {
         lock(&self.permit).take_if(|permit| !permit.is_expired())
@@ -129,12 +130,13 @@ impl Lease {
 /// Holds the permit of a request until its response has ended.
 #[derive(Debug)]
 #[must_use = "dropping it releases the permit, unless it is shared"]
-pub(crate) enum Slot {
+#[doc(hidden)]
+pub enum HeldPermit {
     Sole(Permit),
-    Shared(Arc<Lease>),
+    Shared(Arc<PermitLease>),
 }
 
-impl Slot {
+impl HeldPermit {
     /// Records how the request ended, which is reported when the permit is released.
     pub(crate) fn mark(&self, outcome: Outcome) {
         self.with(|permit| permit.mark(outcome));
@@ -175,8 +177,8 @@ impl Deadline {
 }
 
 /// Releases the permit of a request that has ended.
-pub(crate) fn end(slot: Option<Slot>, outcome: Outcome) {
-    if let Some(slot) = slot {
-        slot.mark(outcome);
+pub(crate) fn end(permit: Option<HeldPermit>, outcome: Outcome) {
+    if let Some(permit) = permit {
+        permit.mark(outcome);
     }
 }
