@@ -198,11 +198,14 @@ where
         name: &[u8],
         now: Instant,
     ) -> Option<(Statement, Sent)> {
+        let in_outage = self.in_outage;
         let is_closing = self.is_closing;
         let lease = self.leases.get_mut(name)?;
+        // What an outage has allowed ends with it.
+        let gives_back = is_closing || !(in_outage || lease.is_valid(now));
         let key = Arc::clone(&lease.key);
         let found = with_entry(state, &key, |entry, budget| {
-            read(entry, budget, lease, is_closing)
+            read(entry, budget, lease, gives_back, is_closing)
         });
         let (figures, reading) = match found {
             Some((figures, reading)) => (figures, Some(reading)),
@@ -349,12 +352,13 @@ fn read<K>(
     entry: &Entry,
     budget: &Budget,
     lease: &mut Lease<K>,
+    gives_back: bool,
     is_closing: bool,
 ) -> (Figures, u64) {
     let (reading, missed) = budget.start();
     let before = entry.gate.state();
     let part = budget.part();
-    if is_closing || std::mem::take(&mut lease.is_recalled) {
+    if std::mem::take(&mut lease.is_recalled) || gives_back {
         freeze(entry, budget);
     } else if lease.how == Use::Local && before.waiting() == 0 && before.in_flight() < part {
         lease.idle += 1;

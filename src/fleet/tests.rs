@@ -2,7 +2,7 @@
 //! in paused time.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
@@ -22,9 +22,11 @@ use crate::{
         Fleet, Outage,
         store::{Answer, Failure, Reply, Statement, Store},
     },
+    limiter::Evictor,
 };
 
 const LEASE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_millis(250);
 
 /// The script, as FLEET's rules tell it.
 #[derive(Default)]
@@ -34,7 +36,14 @@ struct Model {
     calls: usize,
     statements: usize,
     is_down: bool,
-    is_stuck: bool,
+    // The replicas whose calls are not answered.
+    stuck: HashSet<usize>,
+    // How many calls in a hundred are lost on their way, how many answers, and how many calls
+    // arrive again later.
+    lost: u64,
+    unanswered: u64,
+    repeated: u64,
+    random: Random,
     learns_until: Option<Instant>,
     // The notices of each replica.
     notices: HashMap<usize, Vec<Vec<u8>>>,
@@ -130,7 +139,39 @@ struct Client {
     was_down: bool,
 }
 
+/// What happens to a call.
+#[derive(Clone, Copy, PartialEq)]
+enum Fate {
+    Answered,
+    Lost,
+    Unanswered,
+}
+
 impl Client {
+    fn fate(&self, statements: &[Statement]) -> Fate {
+        let mut model = self.model.lock().unwrap();
+        let (lost, unanswered, repeated) = (model.lost, model.unanswered, model.repeated);
+        if model.random.below(100) < repeated {
+            let (model, replica) = (Arc::clone(&self.model), self.replica);
+            let statements = statements.to_vec();
+            tokio::spawn(async move {
+                sleep(Duration::from_millis(30)).await;
+                for statement in &statements {
+                    let now = Instant::now();
+                    model.lock().unwrap().sync(replica, statement, now);
+                }
+            });
+        }
+        let die = model.random.below(100);
+        if model.stuck.contains(&self.replica) || die < lost {
+            Fate::Lost
+        } else if die < lost + unanswered {
+            Fate::Unanswered
+        } else {
+            Fate::Answered
+        }
+    }
+
     fn notice(&self) -> Option<Vec<u8>> {
         let notices = &mut self.model.lock().unwrap().notices;
         notices.get_mut(&self.replica)?.pop()
@@ -144,9 +185,9 @@ impl Store for Client {
 
     async fn call(&mut self, statements: Vec<Statement>) -> Result<Reply, Failure> {
         sleep(Duration::from_millis(1)).await;
-        let is_stuck = self.model.lock().unwrap().is_stuck;
-        if is_stuck {
-            sleep(Duration::from_millis(250)).await;
+        let fate = self.fate(&statements);
+        if fate == Fate::Lost {
+            sleep(TIMEOUT).await;
             return Err(Failure);
         }
         let reply = {
@@ -163,6 +204,10 @@ impl Store for Client {
             }
         };
         self.changed.notify_waiters();
+        if fate == Fate::Unanswered {
+            sleep(TIMEOUT).await;
+            return Err(Failure);
+        }
         sleep(Duration::from_millis(1)).await;
         Ok(reply)
     }
@@ -294,6 +339,7 @@ impl Counters {
 }
 
 /// A source of numbers that look random.
+#[derive(Default)]
 struct Random(u64);
 
 impl Random {
@@ -420,4 +466,182 @@ async fn waiting_requests_are_served_fairly_over_processes() {
     let utilisation = counters.total() as f64 * 40.0 / (200_000.0 * 4.0);
     println!("{admitted:?}: fairness {fairness:.3}, utilisation {utilisation:.3}");
     assert!(fairness >= 0.9, "{admitted:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_are_lost_repeated_and_unanswered_exceed_no_limit() {
+    for overflow in [Overflow::reject(), queue()] {
+        let fleet = Processes::start(4, 8, overflow, Outage::Closed);
+        {
+            let mut model = fleet.model.lock().unwrap();
+            (model.lost, model.unanswered, model.repeated) = (5, 5, 20);
+        }
+        let load = Load {
+            pause: 1,
+            time: Duration::from_secs(120),
+            ..BUSY
+        };
+        let counters = fleet.run(load).await;
+        assert_eq!(counters.peak(), 8, "{overflow:?}");
+        fleet.assert_nothing_left().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_loses_its_memory_exceeds_no_limit_while_it_learns() {
+    for overflow in [Overflow::reject(), queue()] {
+        let fleet = Processes::start(4, 8, overflow, Outage::Closed);
+        let load = Load {
+            pause: 1,
+            time: Duration::from_secs(120),
+            ..BUSY
+        };
+        let run = fleet.run(load);
+        let forget = async {
+            for _ in 0..4 {
+                sleep(Duration::from_secs(23)).await;
+                let mut model = fleet.model.lock().unwrap();
+                model.tenants.clear();
+                model.learns_until = Some(Instant::now() + LEASE);
+            }
+        };
+        let (counters, ()) = tokio::join!(run, forget);
+        assert_eq!(counters.peak(), 8, "{overflow:?}");
+        fleet.assert_nothing_left().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_without_answers_admits_nothing_after_its_lease() {
+    for overflow in [Overflow::reject(), queue()] {
+        let fleet = Processes::start(4, 8, overflow, Outage::Closed);
+        let load = Load {
+            pause: 1,
+            time: Duration::from_secs(120),
+            ..BUSY
+        };
+        let run = fleet.run(load);
+        let stick = async {
+            for replica in 0..4 {
+                sleep(Duration::from_secs(5)).await;
+                fleet.model.lock().unwrap().stuck.insert(replica);
+                sleep(3 * LEASE / 2).await;
+                fleet.model.lock().unwrap().stuck.remove(&replica);
+            }
+        };
+        let (counters, ()) = tokio::join!(run, stick);
+        assert_eq!(counters.peak(), 8, "{overflow:?}");
+        fleet.assert_nothing_left().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_store_is_away_the_policy_decides_at_once() {
+    let parts = [
+        (Outage::Closed, 0),
+        (Outage::LocalShare { replicas: 4 }, 2),
+        (Outage::Open, 8),
+    ];
+    for (outage, part) in parts {
+        for overflow in [Overflow::reject(), queue()] {
+            let fleet = Processes::start(2, 8, overflow, outage);
+            fleet.set_down(true);
+            sleep(Duration::from_secs(1)).await;
+            let start = Instant::now();
+            let limiter = fleet.limiters[0].clone().overflow(Overflow::reject());
+            let mut held = Vec::new();
+            for _ in 0..part {
+                held.push(limiter.acquire("acme").await.unwrap());
+            }
+            let rejected = limiter.acquire("acme").await.unwrap_err().reason();
+            match outage {
+                Outage::Open => assert_eq!(rejected, RejectReason::AtLimit),
+                _ => assert_eq!(rejected, RejectReason::FleetUnavailable),
+            }
+            assert_eq!(start.elapsed(), Duration::ZERO, "no request waited");
+            drop(held);
+
+            fleet.set_down(false);
+            sleep(Duration::from_secs(1)).await;
+            let permits = [(); 8].map(|()| fleet.acquire(1, "acme"));
+            for permit in permits {
+                let permit = permit.await;
+                let model = fleet.model.lock().unwrap();
+                assert!(
+                    permit.is_ok(),
+                    "{permit:?} {outage:?} {overflow:?} {:?}",
+                    model.tenants
+                );
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_goes_on_while_the_store_is_away_and_ends_in_time() {
+    let fleet = Processes::start(2, 8, Overflow::reject(), Outage::Closed);
+    drop(fleet.acquire(0, "acme").await.unwrap());
+    fleet.set_down(true);
+    sleep(LEASE / 4).await;
+    drop(fleet.acquire(0, "acme").await.unwrap());
+    sleep(LEASE).await;
+    let rejected = fleet.acquire(0, "acme").await.unwrap_err();
+    assert_eq!(rejected, RejectReason::FleetUnavailable);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limit_that_is_set_in_one_process_applies_in_all() {
+    let fleet = Processes::start(2, 8, Overflow::reject(), Outage::Closed);
+    drop(fleet.acquire(0, "acme").await.unwrap());
+    drop(fleet.acquire(1, "acme").await.unwrap());
+    fleet.limiters[0].set_limit("acme", 1);
+    sleep(LEASE / 2).await;
+    let held = fleet.acquire(1, "acme").await.unwrap();
+    assert!(fleet.acquire(0, "acme").await.is_err());
+    assert!(fleet.acquire(1, "acme").await.is_err());
+    fleet.limiters[1].pause("acme");
+    drop(held);
+    sleep(LEASE / 2).await;
+    let paused = fleet.acquire(0, "acme").await.unwrap_err();
+    assert_eq!(paused, RejectReason::Paused);
+    fleet.limiters[1].resume("acme");
+    fleet.limiters[0].clear_limit("acme");
+    sleep(LEASE / 2).await;
+    let mut held = Vec::new();
+    for _ in 0..8 {
+        held.push(fleet.acquire(0, "acme").await.unwrap());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_closes_gives_its_parts_back_at_once() {
+    let fleet = Processes::start(2, 4, Overflow::reject(), Outage::Closed);
+    let running = fleet.acquire(0, "acme").await.unwrap();
+    fleet.limiters[0].close();
+    sleep(Duration::from_millis(50)).await;
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(fleet.acquire(1, "acme").await.unwrap());
+    }
+    assert!(fleet.acquire(1, "acme").await.is_err());
+    drop(running);
+    sleep(Duration::from_millis(50)).await;
+    held.push(fleet.acquire(1, "acme").await.unwrap());
+    assert_eq!(held.len(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_parts_of_an_evicted_tenant_and_of_a_dropped_limiter_come_back_at_once() {
+    let mut fleet = Processes::start(2, 4, Overflow::reject(), Outage::Closed);
+    drop(fleet.acquire(0, "acme").await.unwrap());
+    fleet.limiters[0].set_evictor(Evictor::after(Duration::ZERO).every(Duration::MAX));
+    assert_eq!(fleet.limiters[0].evict_idle(), 1);
+    sleep(Duration::from_millis(50)).await;
+    assert!(fleet.model.lock().unwrap().tenants.is_empty());
+
+    drop(fleet.acquire(0, "acme").await.unwrap());
+    assert!(!fleet.model.lock().unwrap().tenants.is_empty());
+    fleet.limiters.clear();
+    sleep(Duration::from_millis(50)).await;
+    assert!(fleet.model.lock().unwrap().tenants.is_empty());
 }
