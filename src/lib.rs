@@ -52,6 +52,8 @@
 mod capacity;
 mod error;
 pub mod extract;
+#[cfg(feature = "redis")]
+mod fleet;
 mod gate;
 #[cfg(feature = "http")]
 pub mod http;

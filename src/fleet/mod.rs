@@ -1,0 +1,4 @@
+//! One limit of each tenant over all processes of a service.
+
+#[allow(dead_code)]
+mod link;
