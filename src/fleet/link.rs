@@ -268,14 +268,14 @@ impl Link {
             .arg(args);
         self.shared
             .exchange(async |connection: &mut Connection| {
+                let mut result = connection.send(&evalsha, route).await;
                 for _ in 0..MAX_LOADS {
-                    let result = connection.send(&evalsha, route).await;
                     if !is_error(&result, "NOSCRIPT") {
                         return result;
                     }
                     let mut load = redis::cmd("SCRIPT");
                     load.arg("LOAD").arg(script.text);
-                    connection.send(&load, route).await?;
+                    result = connection.send_in_turn(&load, &evalsha, route).await;
                 }
                 Err((ErrorKind::Client, "the server does not keep the script").into())
             })
@@ -457,7 +457,10 @@ impl Shared {
 
     /// Tells an error without passwords, which old servers repeat.
     fn describe(&self, error: &RedisError) -> String {
-        let text = error.to_string();
+        let text = match (error.code(), error.detail()) {
+            (Some(code), Some(detail)) => format!("{code} {detail}"),
+            _ => error.to_string(),
+        };
         self.secrets
             .iter()
             .fold(text, |text, secret| text.replace(secret, "***"))
@@ -794,6 +797,34 @@ impl Connection {
                 connection
                     .route_command(command.clone(), RoutingInfo::SingleNode(node))
                     .await
+            }
+        }
+    }
+
+    /// Sends two commands, and returns the reply to the second. A single server gets them together,
+    /// so that hardly any command of another client comes between.
+    async fn send_in_turn(
+        &mut self,
+        first: &Cmd,
+        second: &Cmd,
+        route: &[u8],
+    ) -> RedisResult<redis::Value> {
+        match self {
+            Self::Single(connection) => {
+                let mut both = redis::pipe();
+                both.add_command(first.clone()).add_command(second.clone());
+                let replies = connection.send_packed_commands(&both, 0, 2).await?;
+                let mut replies = replies.into_iter();
+                replies
+                    .next()
+                    .map(redis::Value::extract_error)
+                    .transpose()?;
+                Ok(replies.next().unwrap_or_default())
+            }
+            #[cfg(feature = "redis-cluster")]
+            Self::Cluster(_) => {
+                self.ask(first, route).await?;
+                self.send(second, route).await
             }
         }
     }
