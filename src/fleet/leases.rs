@@ -152,7 +152,7 @@ impl<K> Leases<K> {
         &self,
         now: Instant,
         most: usize,
-        bucket: impl Fn(&[u8]) -> u64,
+        bucket: impl Fn(&[u8]) -> u32,
     ) -> Vec<Vec<u8>> {
         let due = self.due.iter().take_while(|(time, _)| *time <= now);
         let mut due = due.map(|(_, name)| name).peekable();

@@ -222,11 +222,11 @@ where
         let statement = Statement {
             name: name.to_vec(),
             seq,
-            in_use: figures.in_use,
-            floor: figures.floor,
-            need: figures.need,
-            want: figures.want,
-            limit: figures.limit,
+            in_use: figures.in_use as u64,
+            floor: figures.floor as u64,
+            need: figures.need as u64,
+            want: figures.want as u64,
+            limit: figures.limit as u64,
             oldest_wait_ms: figures.oldest_wait_ms,
         };
         self.leases.set_due(name, None);
@@ -252,10 +252,10 @@ where
                 self.leases.hasten(&sent.name, start);
                 continue;
             }
-            lease.grant = answer.grant;
+            lease.grant = answer.grant as usize;
             lease.how = how(&answer, self.is_closing);
             let outage = match self.is_learning {
-                true => self.hub.outage().part(answer.limit),
+                true => self.hub.outage().part(answer.limit as usize),
                 false => 0,
             };
             let tracked = with_entry(&state, &lease.key, |entry, budget| {
@@ -267,7 +267,7 @@ where
                 self.leases.remove(&sent.name);
                 continue;
             }
-            let is_waiting = tracked == Some(true) || sent.need > answer.grant;
+            let is_waiting = tracked == Some(true) || sent.need > answer.grant as usize;
             let is_used = answer.grant > 0;
             self.leases
                 .set_end(&sent.name, Some(start + validity(self.lease)));
@@ -397,14 +397,15 @@ fn read<K>(
 
 /// Puts an answer in force.
 fn put_in_force(entry: &Entry, answer: &Answer, how: Use, outage: usize) {
-    let part = answer.grant.max(outage);
+    let part = outage.max(answer.grant as usize);
+    let limit = answer.limit as usize;
     match how {
         Use::Exact => {
             // Admits as many requests as were granted, and none after that.
-            entry.set_part(answer.limit, part, Use::Tight);
-            entry.set_part(answer.limit, 0, Use::Exact);
+            entry.set_part(limit, part, Use::Tight);
+            entry.set_part(limit, 0, Use::Exact);
         }
-        how => entry.set_part(answer.limit, part, how),
+        how => entry.set_part(limit, part, how),
     }
 }
 

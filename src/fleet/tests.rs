@@ -11,6 +11,7 @@ use std::{
 };
 
 use tokio::{
+    runtime::Handle,
     sync::Notify,
     task::JoinSet,
     time::{Instant, sleep},
@@ -19,7 +20,9 @@ use tokio::{
 use crate::{
     Overflow, Permit, RejectReason, TenantLimiter,
     fleet::{
-        Fleet, Outage,
+        Outage,
+        hub::Hub,
+        replica::Replica,
         store::{Answer, Failure, Reply, Statement, Store},
     },
     limiter::Evictor,
@@ -62,7 +65,14 @@ struct Field {
 impl Model {
     fn sync(&mut self, replica: usize, statement: &Statement, now: Instant) -> Answer {
         let limit = self.limits.get(&statement.name).copied();
-        let limit = limit.unwrap_or(statement.limit);
+        let limit = limit.unwrap_or(statement.limit as usize);
+        let [floor, need, want, in_use] = [
+            statement.floor,
+            statement.need,
+            statement.want,
+            statement.in_use,
+        ]
+        .map(|number| number as usize);
         let is_learning = self.learns_until.is_some_and(|until| now < until);
         let fields = self.tenants.entry(statement.name.clone()).or_default();
         fields.retain(|_, field| field.expiry.is_some_and(|expiry| now < expiry));
@@ -85,18 +95,18 @@ impl Model {
             }
         }
         let free = limit.saturating_sub(granted);
-        let needed = statement.need.min(free.saturating_sub(owed));
-        let mut grant = statement.floor.max(needed);
+        let needed = need.min(free.saturating_sub(owed));
+        let mut grant = floor.max(needed);
         let others_unmet = fields
             .iter()
             .any(|(id, field)| *id != replica && field.unmet > 0);
         if is_learning {
-            grant = statement.floor;
-        } else if !others_unmet && grant >= statement.need {
+            grant = floor;
+        } else if !others_unmet && grant >= need {
             let reserve = limit.div_ceil(4);
-            grant = grant.max(statement.want.min(free.saturating_sub(reserve)));
+            grant = grant.max(want.min(free.saturating_sub(reserve)));
         }
-        let unmet = statement.need.saturating_sub(grant);
+        let unmet = need.saturating_sub(grant);
         for (id, field) in &*fields {
             let is_recalled = unmet > 0 && field.grant > field.in_use;
             let is_woken = field.unmet > 0 && granted + grant < limit;
@@ -107,7 +117,7 @@ impl Model {
         }
         let field = Field {
             grant,
-            in_use: statement.in_use,
+            in_use,
             unmet,
             seq: statement.seq,
             expiry: Some(now + LEASE),
@@ -122,11 +132,12 @@ impl Model {
         }
         Answer {
             is_stale: false,
-            grant,
-            limit,
+            grant: grant as u64,
+            limit: limit as u64,
             others_wait: others_unmet,
-            is_tight: used + statement.need + limit.div_ceil(4) > limit,
+            is_tight: used + need + limit.div_ceil(4) > limit,
             is_overcommitted: granted + grant > limit,
+            ..Answer::default()
         }
     }
 }
@@ -179,7 +190,7 @@ impl Client {
 }
 
 impl Store for Client {
-    fn bucket(&self, _: &[u8]) -> u64 {
+    fn bucket(&self, _: &[u8]) -> u32 {
         0
     }
 
@@ -197,6 +208,7 @@ impl Store for Client {
             let now = Instant::now();
             let answers = statements.iter();
             Reply {
+                now_ms: 0,
                 answers: answers
                     .map(|statement| model.sync(self.replica, statement, now))
                     .collect(),
@@ -260,10 +272,13 @@ impl Processes {
                 replica,
                 was_down: false,
             };
-            let fleet = Fleet::with_store(|tenant: &String| tenant.clone().into_bytes(), connect);
+            let start = move |runtime: &Handle, hub: Arc<Hub<String>>| {
+                runtime.spawn(Replica::new(hub, connect(), LEASE).run());
+            };
+            let name = |tenant: &String| tenant.clone().into_bytes();
             TenantLimiter::builder(limit)
                 .overflow(overflow)
-                .fleet(fleet.outage(outage).lease(LEASE))
+                .with_hub(Hub::new(Box::new(name), outage, Box::new(start)))
                 .build()
         };
         Self {

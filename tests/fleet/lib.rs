@@ -1,0 +1,1 @@
+//! Tests of fleets against real servers: see `tests`.
