@@ -23,8 +23,9 @@ pub(crate) struct Lease<K> {
     pub(crate) how: Use,
     /// Whether another process needs what is unused of it.
     pub(crate) is_recalled: bool,
-    /// How many heartbeats have found a part of it unused.
+    /// How many heartbeats in a row have found a part of it unused, and when the last was.
     pub(crate) idle: u32,
+    pub(crate) beat: Option<Instant>,
     /// How many requests were known to wait after the last answer.
     pub(crate) waiting: usize,
     end: Option<Instant>,
@@ -84,6 +85,7 @@ impl<K> Leases<K> {
                     how: Use::Local,
                     is_recalled: false,
                     idle: 0,
+                    beat: None,
                     waiting: 0,
                     end: None,
                     due: None,
@@ -204,6 +206,17 @@ impl<K> Leases<K> {
 }
 
 impl<K> Lease<K> {
+    /// Counts a heartbeat, if it is time for one. Returns for how many in a row a part of the lease
+    /// was unused.
+    pub(crate) fn beat(&mut self, is_unused: bool, now: Instant, period: Duration) -> u32 {
+        if self.beat.is_some_and(|beat| now < beat + period) {
+            return 0;
+        }
+        self.beat = Some(now);
+        self.idle = if is_unused { self.idle + 1 } else { 0 };
+        self.idle
+    }
+
     /// Returns whether the lease holds.
     pub(crate) fn is_valid(&self, now: Instant) -> bool {
         self.end.is_some_and(|end| now < end)

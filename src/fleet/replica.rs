@@ -204,8 +204,9 @@ where
         // What an outage has allowed ends with it.
         let gives_back = is_closing || !(in_outage || lease.is_valid(now));
         let key = Arc::clone(&lease.key);
+        let period = heartbeat(self.lease);
         let found = with_entry(state, &key, |entry, budget| {
-            read(entry, budget, lease, gives_back, is_closing)
+            read(entry, budget, lease, gives_back, is_closing, (now, period))
         });
         let (figures, reading) = match found {
             Some((figures, reading)) => (figures, Some(reading)),
@@ -354,20 +355,18 @@ fn read<K>(
     lease: &mut Lease<K>,
     gives_back: bool,
     is_closing: bool,
+    beat: (Instant, Duration),
 ) -> (Figures, u64) {
     let (reading, missed) = budget.start();
     let before = entry.gate.state();
     let part = budget.part();
+    let is_unused = before.waiting() == 0 && before.in_flight() < part;
+    let idle = lease.beat(is_unused, beat.0, beat.1);
     if std::mem::take(&mut lease.is_recalled) || gives_back {
         freeze(entry, budget);
-    } else if lease.how == Use::Local && before.waiting() == 0 && before.in_flight() < part {
-        lease.idle += 1;
-        if lease.idle > 1 {
-            let lowered = before.in_flight().max(part / 2);
-            entry.set_part(budget.limit(), lowered, lease.how);
-        }
-    } else {
-        lease.idle = 0;
+    } else if lease.how == Use::Local && idle > 1 {
+        let lowered = before.in_flight().max(part / 2);
+        entry.set_part(budget.limit(), lowered, lease.how);
     }
     // After the part was lowered: nothing beyond it can be in flight that is not counted here.
     let state = entry.gate.state();
