@@ -13,8 +13,8 @@
 //! 3. An answer to any but the newest statement is dropped. A call that failed changes nothing.
 //! 4. If other processes have requests that wait longer, or the limit is exceeded, a slot that is
 //!    released goes back to the store before another request is admitted here ([`Use::Exact`]).
-//! 5. If the limit is nearly used up, no spare part is asked for, and each release is declared
-//!    ([`Use::Tight`]).
+//! 5. If the limit is nearly used up, no spare part is kept or asked for, and each release is
+//!    declared ([`Use::Tight`]).
 //! 6. One call is under way at a time. All tenants that have to be asked for meanwhile share the
 //!    next one, up to [`BATCH`].
 //! 7. A spare part that is not used is halved with each heartbeat, so that an idle tenant leaves
@@ -364,6 +364,8 @@ fn read<K>(
     let idle = lease.beat(is_unused, beat.0, beat.1);
     if std::mem::take(&mut lease.is_recalled) || gives_back {
         freeze(entry, budget);
+    } else if lease.how == Use::Tight && is_unused {
+        entry.set_part(budget.limit(), before.in_flight(), lease.how);
     } else if lease.how == Use::Local && idle > 1 {
         let lowered = before.in_flight().max(part / 2);
         entry.set_part(budget.limit(), lowered, lease.how);

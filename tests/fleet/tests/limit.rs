@@ -51,7 +51,8 @@ async fn run(
     let left = Arc::new(AtomicUsize::new(requests));
     let mut tasks = JoinSet::new();
     for (replica, limiter) in limiters.iter().enumerate() {
-        for _ in 0..TASKS {
+        for task in 0..TASKS {
+            let mut seed = (TASKS * replica + task) as u64;
             let (limiter, counters, left) = (limiter.clone(), counters.clone(), left.clone());
             tasks.spawn(async move {
                 while left
@@ -72,7 +73,9 @@ async fn run(
                         }
                     }
                     if pause > 0 {
-                        sleep(Duration::from_millis(pause)).await;
+                        // Tasks in step would arrive in bursts.
+                        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        sleep(Duration::from_millis((seed >> 33) % (2 * pause + 1))).await;
                     }
                 }
             });
