@@ -1,6 +1,18 @@
 //! Setters that change the limits of a running limiter.
 //!
 //! A change is recorded first and put in force on the tracked tenants afterwards, one by one.
+//!
+//! Each setter takes the same three steps:
+//!
+//! 1. Record the change in [`EffectiveLimits`](crate::limits::EffectiveLimits), under its lock. From
+//!    here on a tenant that becomes tracked gets the new setting.
+//! 2. Put it in force on the entries that are tracked already. Each entry is updated with the settings
+//!    that are current when it is visited, not with those of this call: if another setter comes in
+//!    between, both threads write the newer one.
+//! 3. Report the change to the observer, without a lock.
+//!
+//! When the setter returns, its change, or a newer one, is in force everywhere. A panic of the user's
+//! function at one tenant is resumed after step 2 has visited all the others.
 
 use std::{borrow::Borrow, hash::Hash};
 
@@ -26,6 +38,22 @@ impl<K> TenantLimiter<K> {
     ///
     /// Raising it admits queued requests at once. After lowering it, requests in flight keep their
     /// permits, and queued requests are admitted only once fewer than `slots` are in flight.
+    ///
+    /// Numbers above 2 147 483 647 are clamped. With 0, all requests wait or are rejected.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{RejectReason, TenantLimiter};
+    ///
+    /// let limiter = TenantLimiter::<String>::builder(8).capacity(2).build();
+    /// let _permits = ["acme", "zenith"].map(|tenant| limiter.try_acquire(tenant));
+    /// let rejected = limiter.try_acquire("globex").unwrap_err();
+    /// assert_eq!(rejected.reason(), RejectReason::AtCapacity);
+    ///
+    /// limiter.set_capacity(3); // one more instance of the database
+    /// assert!(limiter.try_acquire("globex").is_ok());
+    /// ```
     pub fn set_capacity(&self, slots: usize) {
         if self.state.capacity.is_some() {
             self.state.limits.set_capacity(slots);
@@ -38,12 +66,39 @@ impl<K> TenantLimiter<K> {
     ///
     /// After lowering it, tracked tenants stay, and new tenants are tracked only in place of idle
     /// ones. See [`max_tenants`](crate::limiter::TenantLimiterBuilder::max_tenants).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{RejectReason, TenantLimiter};
+    ///
+    /// let limiter = TenantLimiter::<u64>::new(1);
+    /// let _busy = limiter.try_acquire(&7)?;
+    /// limiter.set_max_tenants(1);
+    ///
+    /// let rejected = limiter.try_acquire(&8).unwrap_err();
+    /// assert_eq!(rejected.reason(), RejectReason::TableFull);
+    /// # Ok::<(), tower_tenant::Rejected>(())
+    /// ```
     pub fn set_max_tenants(&self, max: usize) {
         self.state.table.set_max(max);
     }
 
     /// Sets when idle tenants are evicted, and restarts the task that evicts them at the next
     /// request.
+    ///
+    /// The idle times that tenants have reached already count for the new settings.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_tenant::{TenantLimiter, limiter::Evictor};
+    ///
+    /// let limiter = TenantLimiter::<u64>::new(4);
+    /// // A migration touches all customers once: forget them sooner while it runs.
+    /// limiter.set_evictor(Evictor::after(Duration::from_secs(60)).every(Duration::from_secs(10)));
+    /// ```
     pub fn set_evictor(&self, evictor: Evictor) {
         self.state.sweeper.set(evictor);
     }
@@ -53,6 +108,18 @@ impl<K> TenantLimiter<K> {
     ///
     /// It takes effect as a limit of a tenant does, and no longer follows
     /// [`set_default_limit`](Self::set_default_limit).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::TenantLimiter;
+    ///
+    /// let limiter = TenantLimiter::<u64>::new(4);
+    /// assert_eq!(limiter.anonymous_stats().limit, 4);
+    /// limiter.set_anonymous_limit(1);
+    /// limiter.set_default_limit(8);
+    /// assert_eq!(limiter.anonymous_stats().limit, 1);
+    /// ```
     pub fn set_anonymous_limit(&self, limit: usize) {
         self.state.limits.set_anonymous(limit);
         self.state.update_anonymous();
@@ -64,6 +131,19 @@ impl<K> TenantLimiter<K> {
     }
 
     /// Returns all per-tenant overrides, in no particular order.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::TenantLimiter;
+    ///
+    /// let limiter = TenantLimiter::<String>::new(4);
+    /// limiter.set_limit("acme", 20);
+    ///
+    /// let overrides = limiter.overrides();
+    /// assert_eq!(overrides[0].0, "acme");
+    /// assert_eq!(overrides[0].1.limit, Some(20));
+    /// ```
     #[must_use]
     pub fn overrides(&self) -> Vec<(K, Override)>
     where
@@ -87,6 +167,20 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// Panics if the function of [`Limits::from_fn`] panics, after all other tenants have their new
     /// limit.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::TenantLimiter;
+    ///
+    /// let limiter = TenantLimiter::<String>::new(1);
+    /// limiter.set_limit("acme", 2);
+    /// let _permits = ["acme", "zenith"].map(|tenant| limiter.try_acquire(tenant));
+    ///
+    /// limiter.set_default_limit(8);
+    /// let limit = |tenant| limiter.stats(tenant).map(|stats| stats.limit);
+    /// assert_eq!((limit("acme"), limit("zenith")), (Some(2), Some(8)));
+    /// ```
     pub fn set_default_limit(&self, limits: impl Into<Limits<K>>) {
         let limits = limits.into();
         let limit = limits.number();
@@ -100,6 +194,22 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// The limit stays when the tenant is evicted, until [`clear_limit`](Self::clear_limit) removes
     /// it. It takes effect as in [`set_default_limit`](Self::set_default_limit). A limit of 0
     /// pauses the tenant: its new requests and its queued requests are rejected.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::TenantLimiter;
+    ///
+    /// let limiter = TenantLimiter::<String>::new(1);
+    /// limiter.set_limit("acme", 2); // `acme` need not be tracked
+    /// let _one = limiter.try_acquire("acme")?;
+    /// let _two = limiter.try_acquire("acme")?;
+    ///
+    /// limiter.set_limit("acme", 1); // revokes nothing
+    /// assert_eq!(limiter.in_flight("acme"), 2);
+    /// assert!(limiter.try_acquire("acme").is_err());
+    /// # Ok::<(), tower_tenant::Rejected>(())
+    /// ```
     pub fn set_limit<Q>(&self, tenant: &Q, limit: usize)
     where
         K: Borrow<Q>,
@@ -114,6 +224,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// Panics if the function of [`Limits::from_fn`] panics. A tracked tenant then keeps its limit
     /// until limits are set again.
+    ///
+    /// A [pause](Self::pause) of the tenant stays. Does nothing if the tenant has no limit of its own.
     pub fn clear_limit<Q>(&self, tenant: &Q)
     where
         K: Borrow<Q>,
@@ -189,6 +301,23 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// Enabling dry run admits all queued requests. Disabling it takes effect as lowering a limit
     /// does: each tenant has its previous limit again, and the function of
     /// [`Limits::from_fn`] is not called.
+    ///
+    /// # Examples
+    ///
+    /// A new limit is tried in production before it is enforced:
+    ///
+    /// ```
+    /// use tower_tenant::TenantLimiter;
+    ///
+    /// let limiter = TenantLimiter::<String>::new(1);
+    /// limiter.set_dry_run(true);
+    /// let _permits = [(); 3].map(|()| limiter.try_acquire("acme"));
+    /// assert_eq!(limiter.in_flight("acme"), 3);
+    /// assert_eq!(limiter.would_have_rejected(), 2);
+    ///
+    /// limiter.set_dry_run(false);
+    /// assert!(limiter.try_acquire("acme").is_err());
+    /// ```
     pub fn set_dry_run(&self, on: bool) {
         self.state.limits.set_dry(on);
         // The capacity changes first when the dry run begins and last when it ends: while the
@@ -252,6 +381,22 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// The [`capacity`](crate::limiter::TenantLimiterBuilder::capacity) is divided in proportion to the weights. The weight stays
     /// when the tenant is evicted, until [`clear_weight`](Self::clear_weight) removes it.
+    ///
+    /// It has no effect on a limiter without a capacity.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::TenantLimiter;
+    ///
+    /// let limiter = TenantLimiter::<String>::builder(100).capacity(40).build();
+    /// limiter.set_weight("acme", 3);
+    /// let _permits = ["acme", "zenith"].map(|tenant| limiter.try_acquire(tenant));
+    ///
+    /// let snapshot = limiter.snapshot();
+    /// let share = |name| snapshot.tenants.iter().find(|row| row.tenant == name)?.share;
+    /// assert_eq!((share("acme"), share("zenith")), (Some(30.0), Some(10.0)));
+    /// ```
     pub fn set_weight<Q>(&self, tenant: &Q, weight: usize)
     where
         K: Borrow<Q>,
@@ -294,6 +439,25 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// Panics if the function of [`Limits::from_fn`] or of
     /// [`Capacity::weights`](crate::Capacity::weights) panics, after everything else is in force.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{TenantLimiter, settings::{Override, Settings}};
+    ///
+    /// let mut settings = Settings::default();
+    /// settings.limit = Some(8);
+    /// let mut own = Override::default();
+    /// own.paused = true;
+    /// settings.tenants.insert("globex".to_owned(), own);
+    ///
+    /// let limiter = TenantLimiter::new(4);
+    /// limiter.pause("acme");
+    /// limiter.apply(settings)?;
+    /// assert!(limiter.try_acquire("acme").is_ok()); // its pause is not in the settings
+    /// assert!(limiter.try_acquire("globex").is_err());
+    /// # Ok::<(), tower_tenant::settings::ApplyError>(())
+    /// ```
     pub fn apply(&self, settings: Settings<K>) -> Result<(), ApplyError> {
         if settings.wants_capacity() && self.state.capacity.is_none() {
             return Err(ApplyError::NoCapacity);
