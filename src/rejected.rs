@@ -4,7 +4,7 @@
 //!
 //! | class | reasons | HTTP | gRPC |
 //! |---|---|---|---|
-//! | the tenant sends too much | `AtLimit`, `QueueFull`, `WaitExpired`, `Paused` | 429 | 8 |
+//! | the tenant is at a limit of its own | `AtLimit`, `QueueFull`, `WaitExpired`, `Paused` | 429 | 8 |
 //! | the service has no room | `AtCapacity`, `CapacityQueueFull`, `CapacityWaitExpired`, `Closed`, `TableFull` | 503 | 14 |
 //! | the request names no usable tenant | `MissingTenant`, `InvalidTenant` | 400 | 3 |
 //!
@@ -16,8 +16,9 @@ use crate::util::name::names;
 
 /// The reason why a request was rejected.
 ///
-/// [`as_str`](Self::as_str) is the stable name for logs, labels and problem documents; `FromStr` parses
-/// it. `Display` is a sentence for a person. Match with a wildcard arm, since reasons may be added.
+/// [`as_str`](Self::as_str) is the stable name for logs, labels and problem documents; `FromStr`
+/// parses it. `Display` is a sentence for a person. Match with a wildcard arm, since reasons may be
+/// added.
 ///
 /// # Examples
 ///
@@ -232,10 +233,11 @@ impl Rejected {
     /// The delay doubles while requests of the tenant keep being rejected, and falls again
     /// afterwards. `None` if a retry cannot succeed, because the request has no usable tenant.
     ///
-    /// Callers that are rejected together are given different delays, in the upper half of the same hint,
-    /// so that they do not return together. The value is the delay in seconds of the header `Retry-After`
-    /// ([RFC 9110, section 10.2.3](https://www.rfc-editor.org/rfc/rfc9110#section-10.2.3)). It is advice:
-    /// nothing is reserved for the caller.
+    /// Callers that are rejected together are given different delays, in the upper half of the same
+    /// hint, so that they do not return together. The value is the delay in seconds of the header
+    /// `Retry-After` ([RFC 9110, section
+    /// 10.2.3](https://www.rfc-editor.org/rfc/rfc9110#section-10.2.3)). It is advice: nothing is
+    /// reserved for the caller.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after

@@ -56,18 +56,18 @@ use crate::{
 ///
 /// # Fairness
 ///
-/// The rule is a form of start-time fair queueing
-/// ([Goyal, Vin and Cheng, 1997](https://doi.org/10.1109/90.649569)), applied to the time that a
-/// request holds its slot instead of the length of a packet: each tenant has a virtual time that rises
-/// with the slot-time it uses, divided by its weight, and the tenant that is furthest behind is next. A
-/// tenant that was idle joins at the virtual time of the others, so idle time earns no credit.
+/// The rule is a form of start-time fair queueing ([Goyal, Vin and Cheng,
+/// 1997](https://doi.org/10.1109/90.649569)), applied to the time that a request holds its slot
+/// instead of the length of a packet: each tenant has a virtual time that rises with the slot-time
+/// it uses, divided by its weight, and the tenant that is furthest behind is next. A tenant that
+/// was idle joins at the virtual time of the others, so idle time earns no credit.
 ///
-/// What it tends to is [max-min fairness](https://en.wikipedia.org/wiki/Max-min_fairness): a tenant that
-/// needs less than an equal share gets all it needs, and what it leaves is divided equally among the
-/// others, by weight.
+/// What it tends to is [max-min fairness](https://en.wikipedia.org/wiki/Max-min_fairness): a tenant
+/// that needs less than an equal share gets all it needs, and what it leaves is divided equally
+/// among the others, by weight.
 ///
-/// Slots are not taken away from requests in flight. So after a burst of one tenant, another tenant gets
-/// its share as fast as requests end.
+/// Slots are not taken away from requests in flight. So after a burst of one tenant, another tenant
+/// gets its share as fast as requests end.
 pub struct Capacity<K> {
     slots: usize,
     // The largest number of waiting requests over all tenants.
@@ -114,8 +114,8 @@ impl<K> Capacity<K> {
     ///
     /// # Examples
     ///
-    /// The queue over all tenants has two places. A tenant without a waiting request takes one from a tenant that
-    /// has more:
+    /// The queue over all tenants has two places. A tenant without a waiting request takes one from
+    /// a tenant that has more:
     ///
     /// ```
     /// use tower_tenant::{Capacity, Overflow, RejectReason, TenantLimiter};
@@ -151,8 +151,8 @@ impl<K> Capacity<K> {
     /// `weight` is called when a tenant starts to be tracked, without a lock held.
     ///
     /// A weight is at most 1 048 576; larger ones are clamped.
-    /// [`set_weight`](crate::TenantLimiter::set_weight) sets another one for a single tenant. It is not
-    /// called again for a tenant that is tracked, except when that weight is cleared.
+    /// [`set_weight`](crate::TenantLimiter::set_weight) sets another one for a single tenant. It is
+    /// not called again for a tenant that is tracked, except when that weight is cleared.
     ///
     /// # Examples
     ///
@@ -184,8 +184,8 @@ impl<K> Capacity<K> {
     /// runs under a lock and must not use the limiter. An owner is forgotten with the last of its
     /// tenants.
     ///
-    /// Owners have equal shares. The weight of a tenant counts among the tenants of its owner. An owner has
-    /// no limit of its own.
+    /// Owners have equal shares. The weight of a tenant counts among the tenants of its owner. An
+    /// owner has no limit of its own.
     ///
     /// # Examples
     ///

@@ -102,8 +102,9 @@ impl<K> TenantLimiterBuilder<K> {
     /// tenants, so that requests with made-up tenants stay cheap; the next search continues where
     /// the last one ended. [`TenantLimiter::set_max_tenants`] changes it later.
     ///
-    /// Set it where clients choose the name of their tenant: it bounds the memory that made-up names take,
-    /// to about 128 bytes and a key for each. A tenant with a request in flight or queued is never evicted.
+    /// Set it where clients choose the name of their tenant: it bounds the memory that made-up
+    /// names take, to about 128 bytes and a key for each. A tenant with a request in flight or
+    /// queued is never evicted.
     ///
     /// # Examples
     ///
@@ -133,8 +134,8 @@ impl<K> TenantLimiterBuilder<K> {
     /// Limits how many requests are in flight over all tenants, and divides that capacity fairly
     /// between them. [`TenantLimiter::set_capacity`] changes the number later.
     ///
-    /// A number is [`Capacity::new`]. With a capacity every request takes the slow path, which is one more
-    /// atomic operation when it starts and one when it ends.
+    /// A number is [`Capacity::new`]. With a capacity every request takes the slow path, which is
+    /// one more atomic operation when it starts and one when it ends.
     ///
     /// # Examples
     ///
@@ -183,7 +184,8 @@ impl<K> TenantLimiterBuilder<K> {
     ///
     /// The count costs one more atomic operation per request.
     ///
-    /// The counts are in [`TenantLimiter::snapshot`]. They start again at 0 when the tenant is evicted.
+    /// The counts are in [`TenantLimiter::snapshot`]. They start again at 0 when the tenant is
+    /// evicted.
     ///
     /// # Examples
     ///
@@ -244,8 +246,8 @@ impl<K> TenantLimiterBuilder<K> {
 
     /// Builds the limiter. It needs no runtime.
     ///
-    /// Tasks of the limiter, which evict tenants and expire permits, are started by requests, on the
-    /// runtime that is current then.
+    /// Tasks of the limiter, which evict tenants and expire permits, are started by requests, on
+    /// the runtime that is current then.
     #[must_use]
     pub fn build(self) -> TenantLimiter<K> {
         let holds = self.max_hold.map(|max| Holds::new(max, Permit::expire));

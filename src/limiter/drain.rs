@@ -8,10 +8,10 @@
 //! | [`TenantLimiter::close`] | rejected | rejected | run on |
 //! | [`TenantLimiter::drain_for`] | as before | waits for them | waits for them |
 //!
-//! A drain visits the entries one after the other and waits at each busy one, by a flag in the state of
-//! its gate; [`LimiterContext::idle`](crate::tenant::context::LimiterContext::idle) says why no wake-up
-//! is lost. It starts over until a whole pass has found no busy entry, since a tenant that was idle
-//! when it was visited may have been given a request meanwhile.
+//! A drain visits the entries one after the other and waits at each busy one, by a flag in the
+//! state of its gate; [`LimiterContext::idle`](crate::tenant::context::LimiterContext::idle) says
+//! why no wake-up is lost. It starts over until a whole pass has found no busy entry, since a
+//! tenant that was idle when it was visited may have been given a request meanwhile.
 
 use std::{
     error, fmt,
@@ -75,9 +75,9 @@ impl<K> TenantLimiter<K> {
     /// limiter cannot be opened again.
     ///
     /// Calling it again does nothing. Rejections have the reason
-    /// [`RejectReason::Closed`](crate::RejectReason::Closed), which is a 503 in HTTP, so that a load
-    /// balancer tries another instance. [Exempt](crate::TenantConcurrencyLayer::exempt) requests, such as
-    /// health checks, are still admitted.
+    /// [`RejectReason::Closed`](crate::RejectReason::Closed), which is a 503 in HTTP, so that a
+    /// load balancer tries another instance. [Exempt](crate::TenantConcurrencyLayer::exempt)
+    /// requests, such as health checks, are still admitted.
     ///
     /// # Examples
     ///
@@ -198,7 +198,8 @@ impl<K> TenantLimiter<K> {
     ///
     /// # Examples
     ///
-    /// After the signal to stop, a server has a time to end its requests, and logs those it had to leave:
+    /// After the signal to stop, a server has a time to end its requests, and logs those it had to
+    /// leave:
     ///
     /// ```
     /// use std::time::Duration;

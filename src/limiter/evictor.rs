@@ -47,9 +47,9 @@ impl Evictor {
     /// With [`Duration::ZERO`] each sweep evicts all idle tenants. With [`Duration::MAX`] no tenant
     /// is evicted.
     ///
-    /// An evicted tenant loses its request counts and its retry hint, and its function for limits is called
-    /// again with its next request. So choose a time that is long beside the pauses of a tenant that is
-    /// still your customer.
+    /// An evicted tenant loses its request counts and its retry hint, and its function for limits
+    /// is called again with its next request. So choose a time that is long beside the pauses of a
+    /// tenant that is still your customer.
     #[must_use]
     pub const fn after(ttl: Duration) -> Self {
         Self {

@@ -1,10 +1,10 @@
 //! The limiter: tracks tenants and bounds how many requests of each are in flight.
 //!
-//! A [`TenantLimiter`] is what the Tower layer acquires its permits from. Use it directly where there
-//! is no Tower service: in a worker that takes jobs from a queue, in a consumer of a stream, or
-//! around a part of a handler. Use it beside a layer, through
-//! [`TenantConcurrencyLayer::limiter`](crate::TenantConcurrencyLayer::limiter), to read figures and to
-//! change limits.
+//! A [`TenantLimiter`] is what the Tower layer acquires its permits from. Use it directly where
+//! there is no Tower service: in a worker that takes jobs from a queue, in a consumer of a stream,
+//! or around a part of a handler. Use it beside a layer, through
+//! [`TenantConcurrencyLayer::limiter`](crate::TenantConcurrencyLayer::limiter), to read figures and
+//! to change limits.
 //!
 //! | I want to | use |
 //! |---|---|
@@ -19,9 +19,10 @@
 //! # Life of a tenant
 //!
 //! A tenant needs no registration. Its first request makes it *tracked*: the limiter computes its
-//! limit and adds it to a table. When it has had no request in flight or queued for the time that the
-//! [`Evictor`] sets, it is *evicted*, and its figures start again at 0 with its next request. What was
-//! set for it by hand, such as [`set_limit`](TenantLimiter::set_limit), outlives the eviction.
+//! limit and adds it to a table. When it has had no request in flight or queued for the time that
+//! the [`Evictor`] sets, it is *evicted*, and its figures start again at 0 with its next request.
+//! What was set for it by hand, such as [`set_limit`](TenantLimiter::set_limit), outlives the
+//! eviction.
 //!
 //! # Examples
 //!
@@ -206,8 +207,8 @@ impl<K> TenantLimiter<K> {
     ///
     /// The `limit` of these figures is the capacity.
     ///
-    /// `in_flight` is above `limit` after the capacity was lowered, until enough requests have ended, and
-    /// in a [dry run](Self::set_dry_run).
+    /// `in_flight` is above `limit` after the capacity was lowered, until enough requests have
+    /// ended, and in a [dry run](Self::set_dry_run).
     ///
     /// # Examples
     ///
@@ -234,8 +235,8 @@ impl<K> TenantLimiter<K> {
 
     /// Returns how many tenants are tracked.
     ///
-    /// It includes idle tenants that are not evicted yet, and not the requests without a tenant. It reads
-    /// one number, so it is cheap enough to be polled.
+    /// It includes idle tenants that are not evicted yet, and not the requests without a tenant. It
+    /// reads one number, so it is cheap enough to be polled.
     ///
     /// # Examples
     ///
@@ -287,8 +288,8 @@ impl<K> TenantLimiter<K> {
 
     /// Returns how many requests without a tenant have passed unlimited so far.
     ///
-    /// A number that grows without a reason you know may be a client that has stopped sending its name;
-    /// see [`MissingTenant::Bypass`](crate::extract::MissingTenant::Bypass).
+    /// A number that grows without a reason you know may be a client that has stopped sending its
+    /// name; see [`MissingTenant::Bypass`](crate::extract::MissingTenant::Bypass).
     #[must_use]
     pub fn bypassed(&self) -> u64 {
         self.state.bypassed.load(Ordering::Relaxed)
@@ -308,8 +309,8 @@ impl<K> TenantLimiter<K> {
     /// This is one sweep of the evictor, for programs without a runtime. A panic in the drop of one
     /// key does not keep other tenants from being evicted.
     ///
-    /// The idle time of a tenant counts from the first sweep that finds it idle, so with an idle time above
-    /// zero it takes two calls to evict a tenant.
+    /// The idle time of a tenant counts from the first sweep that finds it idle, so with an idle
+    /// time above zero it takes two calls to evict a tenant.
     ///
     /// # Examples
     ///
@@ -351,8 +352,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// # Errors
     ///
     /// Returns [`Rejected`] if the tenant is at its limit or paused, if the
-    /// [`capacity`](TenantLimiterBuilder::capacity) is in use, if the limiter is closed, or if the tenant is new
-    /// and the table is full.
+    /// [`capacity`](TenantLimiterBuilder::capacity) is in use, if the limiter is closed, or if the
+    /// tenant is new and the table is full.
     ///
     /// # Panics
     ///
@@ -421,8 +422,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         }
     }
 
-    /// Acquires a permit as [`acquire`](Self::acquire) does. The future borrows nothing, so it can be
-    /// spawned or stored.
+    /// Acquires a permit as [`acquire`](Self::acquire) does. The future borrows nothing, so it can
+    /// be spawned or stored.
     ///
     /// # Errors
     ///
@@ -450,15 +451,16 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// # Panics
     ///
-    /// The future panics as [`acquire`](Self::acquire) does, and if it is polled after it has resolved.
+    /// The future panics as [`acquire`](Self::acquire) does, and if it is polled after it has
+    /// resolved.
     pub fn acquire_owned(&self, tenant: K) -> AcquireOwned<K> {
         AcquireOwned::new(self.clone(), tenant)
     }
 
     /// Returns the figures of `tenant`, or `None` if it is not tracked.
     ///
-    /// `None` does not mean that a request would be rejected: a tenant is not tracked before its first
-    /// request, and after its eviction.
+    /// `None` does not mean that a request would be rejected: a tenant is not tracked before its
+    /// first request, and after its eviction.
     ///
     /// # Examples
     ///
@@ -488,8 +490,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
 
     /// Returns how many requests of `tenant` are in flight; 0 if it is not tracked.
     ///
-    /// The number may be out of date when the caller looks at it: to decide whether a request may run, call
-    /// [`try_acquire`](Self::try_acquire).
+    /// The number may be out of date when the caller looks at it: to decide whether a request may
+    /// run, call [`try_acquire`](Self::try_acquire).
     #[must_use]
     pub fn in_flight<Q>(&self, tenant: &Q) -> usize
     where
@@ -501,8 +503,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
 
     /// Returns how many requests of `tenant` are queued; 0 if it is not tracked.
     ///
-    /// A request that was granted a permit no longer counts as queued, even if its task has not been polled
-    /// since.
+    /// A request that was granted a permit no longer counts as queued, even if its task has not
+    /// been polled since.
     #[must_use]
     pub fn waiting<Q>(&self, tenant: &Q) -> usize
     where

@@ -25,9 +25,9 @@ use crate::gate::state;
 /// | jobs that must run some time | a long queue, with [`max_wait`](Self::max_wait)`(Duration::MAX)` |
 ///
 /// The queue of a tenant is first in, first out, as that of tokio's
-/// [`Semaphore`](https://docs.rs/tokio/latest/tokio/sync/struct.Semaphore.html): a new request does not
-/// overtake a queued one of its tenant. A queued request takes up no task and no thread, and allocates
-/// once.
+/// [`Semaphore`](https://docs.rs/tokio/latest/tokio/sync/struct.Semaphore.html): a new request does
+/// not overtake a queued one of its tenant. A queued request takes up no task and no thread, and
+/// allocates once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Overflow {
     queue: usize,

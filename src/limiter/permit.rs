@@ -8,15 +8,15 @@
 //!                           + ObservedPermit
 //! ```
 //!
-//! `observed` means that the limiter has an observer or a maximum hold time. Either way, the drop of the
-//! permit subtracts one request in the gate it points at. The gate of a stand-in is full with that one
-//! request and has the flag "needs slow path", so its release always has a follow-up:
+//! `observed` means that the limiter has an observer or a maximum hold time. Either way, the drop
+//! of the permit subtracts one request in the gate it points at. The gate of a stand-in is full
+//! with that one request and has the flag "needs slow path", so its release always has a follow-up:
 //! [`Permit::release_observed`], which releases the slot of the tenant and reports it.
 //!
-//! The outcome is a mark. It is `COMPLETED` for a permit that a caller acquired, `CANCELLED` from the
-//! moment that a layer takes it for a request ([`Permit::of_request`]), and what the layer last
-//! [marked](Permit::mark) when it is released. So a request that is dropped at any point is reported as
-//! cancelled without code for it.
+//! The outcome is a mark. It is `COMPLETED` for a permit that a caller acquired, `CANCELLED` from
+//! the moment that a layer takes it for a request ([`Permit::of_request`]), and what the layer last
+//! [marked](Permit::mark) when it is released. So a request that is dropped at any point is
+//! reported as cancelled without code for it.
 
 use std::{
     any::Any,
@@ -44,8 +44,8 @@ use crate::{
 /// is_clone::<tower_tenant::Permit>(); // a permit stands for one request in flight
 /// ```
 ///
-/// It is `Send` and `'static`, so it can be moved into a task, a body or a struct, and released on any
-/// thread. It holds the limiter's figures, but no handle of the limiter.
+/// It is `Send` and `'static`, so it can be moved into a task, a body or a struct, and released on
+/// any thread. It holds the limiter's figures, but no handle of the limiter.
 ///
 /// # Examples
 ///
@@ -132,9 +132,10 @@ impl Permit {
     /// Returns whether the permit has expired, because the request held it for longer than
     /// [`MaxHold`] allows. Dropping an expired permit does nothing.
     ///
-    /// It is false for a limiter without a maximum hold time, and for a permit acquired without a layer
-    /// unless [`MaxHold::bare_permits`] is set. Work that takes long should look at it between two steps,
-    /// and end when it is true: the tenant may have another request in its place.
+    /// It is false for a limiter without a maximum hold time, and for a permit acquired without a
+    /// layer unless [`MaxHold::bare_permits`] is set. Work that takes long should look at it
+    /// between two steps, and end when it is true: the tenant may have another request in its
+    /// place.
     #[must_use]
     pub fn is_expired(&self) -> bool {
         self.bound().is_some_and(Bound::is_expired)

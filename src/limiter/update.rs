@@ -4,15 +4,15 @@
 //!
 //! Each setter takes the same three steps:
 //!
-//! 1. Record the change in [`EffectiveLimits`](crate::limits::EffectiveLimits), under its lock. From
-//!    here on a tenant that becomes tracked gets the new setting.
-//! 2. Put it in force on the entries that are tracked already. Each entry is updated with the settings
-//!    that are current when it is visited, not with those of this call: if another setter comes in
-//!    between, both threads write the newer one.
+//! 1. Record the change in [`EffectiveLimits`](crate::limits::EffectiveLimits), under its lock.
+//!    From here on a tenant that becomes tracked gets the new setting.
+//! 2. Put it in force on the entries that are tracked already. Each entry is updated with the
+//!    settings that are current when it is visited, not with those of this call: if another setter
+//!    comes in between, both threads write the newer one.
 //! 3. Report the change to the observer, without a lock.
 //!
-//! When the setter returns, its change, or a newer one, is in force everywhere. A panic of the user's
-//! function at one tenant is resumed after step 2 has visited all the others.
+//! When the setter returns, its change, or a newer one, is in force everywhere. A panic of the
+//! user's function at one tenant is resumed after step 2 has visited all the others.
 
 use std::{borrow::Borrow, hash::Hash};
 
@@ -225,7 +225,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// Panics if the function of [`Limits::from_fn`] panics. A tracked tenant then keeps its limit
     /// until limits are set again.
     ///
-    /// A [pause](Self::pause) of the tenant stays. Does nothing if the tenant has no limit of its own.
+    /// A [pause](Self::pause) of the tenant stays. Does nothing if the tenant has no limit of its
+    /// own.
     pub fn clear_limit<Q>(&self, tenant: &Q)
     where
         K: Borrow<Q>,
@@ -286,8 +287,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// [own](Self::set_tenant_dry_run).
     ///
     /// In a dry run of all tenants, every request is admitted, whatever the limit, the capacity, a
-    /// pause or [`max_tenants`](crate::limiter::TenantLimiterBuilder::max_tenants) would have decided. A request that would have
-    /// been rejected or queued is reported to the [`Observer`](crate::observe::Observer), and
+    /// pause or [`max_tenants`](crate::limiter::TenantLimiterBuilder::max_tenants) would have
+    /// decided. A request that would have been rejected or queued is reported to the
+    /// [`Observer`](crate::observe::Observer), and
     /// [`would_have_rejected`](Self::would_have_rejected) counts the rejections. Requests without a
     /// usable tenant pass unlimited. The number of requests in flight stays exact, and may exceed
     /// the limit. A closed limiter rejects requests in a dry run, too.
@@ -338,8 +340,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// [`clear_tenant_dry_run`](Self::clear_tenant_dry_run) removes it.
     ///
     /// A dry run of one tenant covers its limit and its pause. What all tenants share is still
-    /// enforced: its requests wait for the [`capacity`](crate::limiter::TenantLimiterBuilder::capacity) as others do and get no
-    /// more than their share of it, and a full table rejects the tenant if it is new. Only while
+    /// enforced: its requests wait for the
+    /// [`capacity`](crate::limiter::TenantLimiterBuilder::capacity) as others do and get no more
+    /// than their share of it, and a full table rejects the tenant if it is new. Only while
     /// [`set_dry_run`](Self::set_dry_run) is enabled are these in dry run, too.
     ///
     /// # Examples
@@ -379,8 +382,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
 
     /// Sets the weight of one tenant, from 1 to 1 048 576. Values outside that range are clamped.
     ///
-    /// The [`capacity`](crate::limiter::TenantLimiterBuilder::capacity) is divided in proportion to the weights. The weight stays
-    /// when the tenant is evicted, until [`clear_weight`](Self::clear_weight) removes it.
+    /// The [`capacity`](crate::limiter::TenantLimiterBuilder::capacity) is divided in proportion to
+    /// the weights. The weight stays when the tenant is evicted, until
+    /// [`clear_weight`](Self::clear_weight) removes it.
     ///
     /// It has no effect on a limiter without a capacity.
     ///
@@ -433,7 +437,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// # Errors
     ///
     /// Returns [`ApplyError`], and changes nothing, if `settings` has a capacity or a weight and
-    /// the limiter was built without a [`capacity`](crate::limiter::TenantLimiterBuilder::capacity).
+    /// the limiter was built without a
+    /// [`capacity`](crate::limiter::TenantLimiterBuilder::capacity).
     ///
     /// # Panics
     ///

@@ -2,9 +2,9 @@
 //!
 //! # Where a limit comes from
 //!
-//! The first of these that is set: a pause of the tenant (0), its own limit ([`Override`]), the default
-//! of all tenants ([`Limits`]). A limit computed by a function is computed when a tenant becomes
-//! tracked and when the limits for all are set, and is kept in its gate in between.
+//! The first of these that is set: a pause of the tenant (0), its own limit ([`Override`]), the
+//! default of all tenants ([`Limits`]). A limit computed by a function is computed when a tenant
+//! becomes tracked and when the limits for all are set, and is kept in its gate in between.
 //!
 //! # How a change takes effect
 //!
@@ -13,12 +13,12 @@
 //!
 //! 1. read the settings and their version under the read lock;
 //! 2. derive the limit, with no lock held, since this may call the user's function;
-//! 3. take the lock of the copy (of the gate's queue, the shard or the pool), compare the version, and
-//!    write the copy only if it is still the latest; otherwise start over.
+//! 3. take the lock of the copy (of the gate's queue, the shard or the pool), compare the version,
+//!    and write the copy only if it is still the latest; otherwise start over.
 //!
-//! A setter raises the version before it writes any copy. So a thread that derived a limit from older
-//! settings either writes it before the setter takes the lock of that copy, and the setter overwrites
-//! it; or it takes the lock later, sees the new version and starts over.
+//! A setter raises the version before it writes any copy. So a thread that derived a limit from
+//! older settings either writes it before the setter takes the lock of that copy, and the setter
+//! overwrites it; or it takes the lock later, sees the new version and starts over.
 
 pub(crate) mod overrides;
 pub mod settings;
@@ -56,8 +56,8 @@ pub(crate) const DEFAULT_LIMIT: usize = 4;
 /// }));
 /// ```
 ///
-/// A function is computed anew only when the limits are set again: to let a plan that has changed in a
-/// database take effect, set the limit of that tenant with
+/// A function is computed anew only when the limits are set again: to let a plan that has changed
+/// in a database take effect, set the limit of that tenant with
 /// [`set_limit`](crate::TenantLimiter::set_limit).
 pub struct Limits<K>(Source<K>);
 
@@ -77,7 +77,8 @@ impl<K> Limits<K> {
     ///
     /// # Examples
     ///
-    /// A new tenant must wait for no database, so the function reads a map that is updated elsewhere:
+    /// A new tenant must wait for no database, so the function reads a map that is updated
+    /// elsewhere:
     ///
     /// ```
     /// use std::{collections::HashMap, sync::{Arc, RwLock}};
@@ -274,8 +275,8 @@ impl<K> EffectiveLimits<K> {
         kept.changes_since(&old)
     }
 
-    /// Makes a table of overrides before the lock is taken, since it hashes keys. Overrides that set nothing
-    /// are left out.
+    /// Makes a table of overrides before the lock is taken, since it hashes keys. Overrides that
+    /// set nothing are left out.
     fn prepare(&self, tenants: impl IntoIterator<Item = (K, Override)>) -> Overrides<K>
     where
         K: Hash + Eq,
@@ -300,7 +301,8 @@ impl<K> EffectiveLimits<K> {
         self.change(|set| set.capacity = capacity);
     }
 
-    /// Records the limit of requests without a tenant, which from then on does not follow the default.
+    /// Records the limit of requests without a tenant, which from then on does not follow the
+    /// default.
     pub(crate) fn set_anonymous(&self, limit: usize) {
         self.change(|set| set.anonymous = Some(limit));
     }
@@ -375,8 +377,9 @@ impl<K> Reading<K> {
             .min(state::MAX)
     }
 
-    /// Returns the default limit of the tenant, and calls the user's function only if `cached` is of other
-    /// limits: an attempt that starts over because of an unrelated change does not call it again.
+    /// Returns the default limit of the tenant, and calls the user's function only if `cached` is
+    /// of other limits: an attempt that starts over because of an unrelated change does not call it
+    /// again.
     fn common(&self, tenant: &K, cached: &mut CachedLimit) -> usize {
         match cached.0 {
             Some((function_version, limit)) if function_version == self.function_version => limit,

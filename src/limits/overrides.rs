@@ -1,12 +1,12 @@
 //! Per-tenant overrides, of tracked and untracked tenants.
 //!
-//! The table is kept apart from that of tracked tenants, since an override outlives the eviction of its
-//! tenant and may be set before the first request. It is read and written under the lock of
-//! [`EffectiveLimits`](crate::limits::EffectiveLimits). `Eq` of a key runs under that lock; keys are
-//! hashed before, and cloned and dropped after.
+//! The table is kept apart from that of tracked tenants, since an override outlives the eviction of
+//! its tenant and may be set before the first request. It is read and written under the lock of
+//! [`EffectiveLimits`](crate::limits::EffectiveLimits). `Eq` of a key runs under that lock; keys
+//! are hashed before, and cloned and dropped after.
 //!
-//! An override that sets nothing is not kept, so the table is empty unless overrides are in use, and a
-//! new tenant is then not hashed for it.
+//! An override that sets nothing is not kept, so the table is empty unless overrides are in use,
+//! and a new tenant is then not hashed for it.
 
 use std::borrow::Borrow;
 

@@ -1,13 +1,14 @@
 //! The settings of a limiter that can be loaded from a file and applied while it runs.
 //!
-//! [`Settings`] is what an operator keeps in a file: the default limit, the shared capacity, and the
-//! exceptions of single tenants. [`TenantLimiter::apply`](crate::TenantLimiter::apply) puts it in force
-//! as a whole. Use it where a file or a control plane is the source of truth; use the setters of
-//! [`TenantLimiter`](crate::TenantLimiter) where a person or another program changes one tenant.
+//! [`Settings`] is what an operator keeps in a file: the default limit, the shared capacity, and
+//! the exceptions of single tenants. [`TenantLimiter::apply`](crate::TenantLimiter::apply) puts it
+//! in force as a whole. Use it where a file or a control plane is the source of truth; use the
+//! setters of [`TenantLimiter`](crate::TenantLimiter) where a person or another program changes one
+//! tenant.
 //!
-//! The two mix as follows: `apply` replaces *all* overrides, so a limit or a pause that was set by a
-//! setter and is not in the file ends with the next `apply`. A default limit or a capacity that the file
-//! leaves out stays as it is.
+//! The two mix as follows: `apply` replaces *all* overrides, so a limit or a pause that was set by
+//! a setter and is not in the file ends with the next `apply`. A default limit or a capacity that
+//! the file leaves out stays as it is.
 //!
 //! # Examples
 //!

@@ -1,4 +1,29 @@
 //! The context of one limiter: its clock, its observer, and the tasks that wait in a drain.
+//!
+//! # Drains
+//!
+//! A drain waits at one gate at a time ([`LimiterContext::idle`]). All drains of a limiter are in
+//! one list, which says nothing about *which* gate one waits at: there are few drains, at the end
+//! of the life of a limiter, and many gates.
+//!
+//! | step | by | what |
+//! |---|---|---|
+//! | 1 | the drain | adds a waiter to the list |
+//! | 2 | the drain | sets "drain pending" in the state of the gate, unless the gate is idle |
+//! | 3 | the release that makes the gate idle | finds the flag, clears it ([`Gate::disarm_drain`]) |
+//! | 4 | the same thread | takes the whole list and wakes all of it ([`LimiterContext::notify_idle`]) |
+//! | 5 | each woken drain | starts at 1 again, and is done if its gate is idle |
+//!
+//! No wake-up is lost, since 1 is before 2: a release that finds the flag finds the waiter, and a
+//! release that came before the flag is seen by step 2, which is one exchange of the state of the
+//! gate. A drain that was woken because of another gate finds its own still busy, and arms it
+//! again.
+//!
+//! # Events
+//!
+//! Every event passes through [`LimiterContext::report_counted`], which counts it and calls the
+//! observer. The caller holds no lock. The one exception counts without an observer: a rejection
+//! that is decided under the lock of a shard, which is only done if there is none.
 
 use std::{
     future::poll_fn,
@@ -23,6 +48,9 @@ use crate::{
 };
 
 /// The context that the entries of one limiter share.
+///
+/// It outlives the handles of the limiter as long as a permit exists, so that a late release can
+/// still be counted, reported and handed on.
 #[derive(Debug)]
 pub(crate) struct LimiterContext {
     pub(crate) clock: sync::Arc<Clock>,
@@ -37,6 +65,9 @@ pub(crate) struct LimiterContext {
 }
 
 /// How many requests of a tenant have been admitted and rejected since it became tracked.
+///
+/// The counts are sums, which guard nothing and are Relaxed. They are part of an entry only if the
+/// limiter counts requests, since each costs a request an atomic operation.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) admitted: AtomicU64,
@@ -44,6 +75,8 @@ pub(crate) struct Counts {
 }
 
 impl LimiterContext {
+    /// Creates the context of a limiter. Observer and maximum hold time are fixed from here on,
+    /// since the entries made with it have the flag "needs slow path" accordingly.
     pub(crate) fn new(observers: Option<Observers>, holds: Option<Holds>) -> Self {
         Self {
             clock: sync::Arc::new(Clock::new()),
@@ -55,10 +88,12 @@ impl LimiterContext {
         }
     }
 
+    /// Returns whether events have to be reported.
     pub(crate) fn has_observer(&self) -> bool {
         self.observers.is_some()
     }
 
+    /// Returns the permits with a maximum hold time, if the limiter has one.
     pub(crate) fn holds(&self) -> Option<&Holds> {
         self.holds.as_ref()
     }
@@ -111,6 +146,8 @@ impl LimiterContext {
         (since > 0).then(|| self.elapsed(since))
     }
 
+    /// Returns the time since `since`, a reading of [`now`](Self::now); zero if the clock has gone
+    /// back.
     pub(crate) fn elapsed(&self, since: u64) -> Duration {
         self.clock.elapsed(since)
     }
@@ -168,6 +205,7 @@ impl LimiterContext {
         }
     }
 
+    /// Adds a waiter of a drain to the list, and removes those whose drain was dropped.
     fn listen(&self, waker: Waker) -> Arc<Waiter> {
         let waiter = Arc::new(Waiter::new(0, 0, waker));
         let mut drains = lock(&self.drains);

@@ -1,14 +1,14 @@
 //! The figures of all tenants of a limiter, read one tenant after the other.
 //!
-//! [`TenantLimiter::snapshot`] copies the figures of every tracked tenant, for a report, an admin page
-//! or a test. It clones each key, so it is not made for each request: use
+//! [`TenantLimiter::snapshot`] copies the figures of every tracked tenant, for a report, an admin
+//! page or a test. It clones each key, so it is not made for each request: use
 //! [`stats`](TenantLimiter::stats) for one tenant,
 //! [`capacity_stats`](TenantLimiter::capacity_stats) for the sum under a capacity, and an
 //! [observer](crate::observe) for rates and durations.
 //!
-//! A snapshot blocks no request. It is therefore no picture of one moment: the figures of a tenant fit
-//! each other, those of two tenants may be read milliseconds apart, and the totals are sums of what was
-//! read.
+//! A snapshot blocks no request. It is therefore no picture of one moment: the figures of a tenant
+//! fit each other, those of two tenants may be read milliseconds apart, and the totals are sums of
+//! what was read.
 //!
 //! # Examples
 //!
@@ -165,7 +165,8 @@ pub struct Figures {
 
 /// A figure of a tenant to sort by.
 ///
-/// [`as_str`](Self::as_str) is the name of the field, and `FromStr` parses it, as for a query parameter.
+/// [`as_str`](Self::as_str) is the name of the field, and `FromStr` parses it, as for a query
+/// parameter.
 ///
 /// # Examples
 ///

@@ -1,4 +1,33 @@
 //! An observer that records metrics through the `metrics` facade.
+//!
+//! [`Metrics`] has what an alert needs: how many requests are in flight, waiting and rejected, and
+//! how long they wait, over all tenants. [`TenantMetrics`] adds who is rejected, for a bounded
+//! number of tenants at a time. Both are [observers](crate::observe::Observer); combine them as a
+//! pair. They work with any recorder of the [`metrics`](https://docs.rs/metrics) facade. The file
+//! `docs/operations.md` of the repository has alerts on these metrics.
+//!
+//! # Examples
+//!
+//! ```
+//! use metrics_exporter_prometheus::PrometheusBuilder;
+//! use tower_tenant::{TenantLimiter, observe::metrics::{Metrics, TenantMetrics}};
+//!
+//! let recorder = PrometheusBuilder::new().build_recorder();
+//! let handle = recorder.handle();
+//! metrics::with_local_recorder(&recorder, || {
+//!     let of_tenants = TenantMetrics::new("api", 20, |tenant: &String| tenant.clone());
+//!     let limiter = TenantLimiter::builder(1)
+//!         .observer((Metrics::new("api"), of_tenants))
+//!         .build();
+//!     let _permit = limiter.try_acquire("acme");
+//!     assert!(limiter.try_acquire("acme").is_err());
+//!
+//!     let text = handle.render();
+//!     assert!(text.contains(r#"tower_tenant_in_flight{limiter="api"} 1"#));
+//!     assert!(text.contains(r#"tower_tenant_rejected_total{limiter="api",reason="at_limit"} 1"#));
+//!     assert!(text.contains(r#"tower_tenant_rejected_by_tenant_total{limiter="api",tenant="acme"} 1"#));
+//! });
+//! ```
 
 mod table;
 mod tenants;
@@ -102,6 +131,16 @@ impl Metrics {
     }
 
     /// Also records how long permits are held, which reads the clock two more times per request.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{TenantLimiter, observe::metrics::Metrics};
+    ///
+    /// let limiter = TenantLimiter::<u64>::builder(4)
+    ///     .observer(Metrics::new("api").hold_times())
+    ///     .build();
+    /// ```
     #[must_use]
     pub fn hold_times(self) -> Self {
         Self {

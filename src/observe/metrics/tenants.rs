@@ -32,6 +32,19 @@ const OTHER: &str = "_other";
 /// limiter is closed, counts as `_other`, so that made-up names get no label.
 ///
 /// The facade cannot remove a series. If the exporter supports an idle timeout, enable it.
+///
+/// # Examples
+///
+/// ```
+/// use tower_tenant::{TenantLimiter, observe::metrics::TenantMetrics};
+///
+/// // At most 50 series of each metric; a label that shows the plan, not the secret key.
+/// let by_plan = TenantMetrics::new("api", 50, |key: &String| {
+///     key.split('-').next().unwrap_or_default().to_owned()
+/// });
+/// let limiter = TenantLimiter::builder(4).observer(by_plan).build();
+/// # drop(limiter.try_acquire("pro-123"));
+/// ```
 pub struct TenantMetrics<K> {
     limiter: String,
     name: Box<Name<K>>,
