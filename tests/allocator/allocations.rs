@@ -28,7 +28,7 @@ use tower_tenant::{
 
 use crate::{
     counting::allocations,
-    support::{assert_available, evict_all},
+    support::{assert_available, evict_all, queue},
 };
 
 fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
@@ -349,8 +349,7 @@ fn a_request_that_waits_costs_one_allocation_from_its_arrival_to_its_end() {
 
 #[test]
 fn waiters_that_give_up_or_are_rejected_cost_no_more() {
-    let layer = TenantConcurrencyLayer::new(1, |id: &u64| Some(*id))
-        .overflow(Overflow::queue(1).max_wait(Duration::MAX));
+    let layer = TenantConcurrencyLayer::new(1, |id: &u64| Some(*id)).overflow(queue(1));
     let service = layer.layer(service_fn(done::<u64>));
     let permit = fill(layer.limiter(), &7);
     let queued = || {

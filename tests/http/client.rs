@@ -26,12 +26,12 @@ use tower::{
     timeout::{TimeoutLayer, error::Elapsed},
 };
 use tower_tenant::{
-    Error, Overflow, RejectReason, Rejected, TenantConcurrency, TenantConcurrencyLayer,
+    Error, RejectReason, Rejected, TenantConcurrency, TenantConcurrencyLayer,
     http::{BodyErrors, ResponseBody},
 };
 
 use crate::{
-    support::{BusyService, Tenant, assert_available, until, with_timeout},
+    support::{BusyService, Tenant, assert_available, queue, until, with_timeout},
     wire::{VERSIONS, Version, listen, tenant_in},
 };
 
@@ -44,8 +44,8 @@ fn shedding(limit: usize) -> TestLayer {
     TenantConcurrencyLayer::new(limit, tenant_in as Extract).hold_body()
 }
 
-fn queueing(limit: usize, queue: usize) -> TestLayer {
-    shedding(limit).overflow(Overflow::queue(queue).max_wait(Duration::MAX))
+fn queueing(limit: usize, places: usize) -> TestLayer {
+    shedding(limit).overflow(queue(places))
 }
 
 fn pool(version: Version) -> Pool {

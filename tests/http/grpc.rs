@@ -33,7 +33,7 @@ use tower_tenant::{
 
 use crate::{
     grpc_service::{KINDS, Kind, Script, ScriptedService, Seen, ask, endpoints, script, start},
-    support::{self, BusyService, Tenant, assert_available, call, until, with_timeout},
+    support::{self, BusyService, Tenant, assert_available, call, queue, until, with_timeout},
     wire::{self, Answer, Client, Version, listen, tenant_in},
 };
 
@@ -62,10 +62,6 @@ impl<B> ExtractTenant<Request<B>> for ByHeader {
 
 fn shedding(limit: usize) -> TestLayer {
     TenantConcurrencyLayer::new(limit, ByHeader).http().grpc()
-}
-
-fn queue(places: usize) -> Overflow {
-    Overflow::queue(places).max_wait(Duration::MAX)
 }
 
 /// Where the layer is.

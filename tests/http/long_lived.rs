@@ -80,7 +80,7 @@ impl Jobs {
 }
 
 /// Checks a tenant whose permits are released by other threads, which may not have done so yet.
-async fn wind_up_jobs(limiter: &TenantLimiter<Tenant>, queue: usize) {
+async fn assert_permits_of_jobs_released(limiter: &TenantLimiter<Tenant>, queue: usize) {
     until(|| limiter.in_flight("T") == 0).await;
     assert_available(limiter, "T", 1, queue);
     until(|| {
@@ -117,7 +117,7 @@ async fn without_a_handle_jobs_outlive_their_permits() {
         }
         assert_eq!(jobs.peak(), 5);
         jobs.end();
-        wind_up_jobs(layer.limiter(), 0).await;
+        assert_permits_of_jobs_released(layer.limiter(), 0).await;
     }
 }
 
@@ -136,7 +136,7 @@ async fn with_a_handle_a_job_holds_its_permit_after_the_caller_has_gone() {
             assert_eq!(layer.limiter().in_flight("T"), 1);
         }
         jobs.end();
-        wind_up_jobs(layer.limiter(), 0).await;
+        assert_permits_of_jobs_released(layer.limiter(), 0).await;
         assert_eq!(jobs.peak(), 1);
     }
 }
@@ -158,7 +158,7 @@ async fn a_permit_taken_along_by_the_work_bounds_the_work() {
     until(|| jobs.running() == 1).await;
     assert_eq!(limiter.in_flight("T"), 1);
     jobs.end();
-    wind_up_jobs(&limiter, 0).await;
+    assert_permits_of_jobs_released(&limiter, 0).await;
     assert_eq!(jobs.peak(), 1);
 }
 
@@ -174,7 +174,7 @@ async fn the_first_waiter_is_admitted_when_the_job_ahead_ends() {
     until(|| layer.limiter().waiting("T") == 1).await;
     jobs.end();
     assert_eq!(with_timeout(next).await.unwrap().status, StatusCode::OK);
-    wind_up_jobs(layer.limiter(), 1).await;
+    assert_permits_of_jobs_released(layer.limiter(), 1).await;
     assert_eq!(jobs.peak(), 1);
 }
 

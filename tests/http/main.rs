@@ -13,10 +13,12 @@ mod body;
 mod client;
 mod endings;
 mod floods;
+mod framing;
 #[cfg(feature = "tonic")]
 mod grpc;
 mod long_lived;
 mod max_hold_wire;
 mod rate_limit;
+mod rejections;
 mod server;
 mod upgrades;

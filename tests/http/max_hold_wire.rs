@@ -11,14 +11,14 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::{io::AsyncWriteExt, net::TcpStream, sync::mpsc};
 use tower_tenant::{
-    Overflow, TenantConcurrencyLayer, TenantLimiter,
+    TenantConcurrencyLayer, TenantLimiter,
     http::Http,
     limiter::{MaxHold, TenantLimiterBuilder},
     observe::{Event, Outcome},
 };
 
 use crate::{
-    support::{Tenant, assert_available, until, with_timeout},
+    support::{Tenant, assert_available, queue, until, with_timeout},
     wire::{self, Answer, Client, VERSIONS, Version, serve, tenant_in},
 };
 
@@ -36,9 +36,7 @@ fn limiter(max: MaxHold) -> Limiter {
 }
 
 fn builder(max: MaxHold) -> TenantLimiterBuilder<Tenant> {
-    Limiter::builder(MANY)
-        .max_hold(max)
-        .overflow(Overflow::queue(MANY).max_wait(Duration::MAX))
+    Limiter::builder(MANY).max_hold(max).overflow(queue(MANY))
 }
 
 fn frames(count: usize) -> Body {

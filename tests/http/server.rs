@@ -1,41 +1,27 @@
 //! On real servers: axum over loopback TCP, HTTP/1 and HTTP/2.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    convert::Infallible,
-    net::SocketAddr,
-    pin::Pin,
-    sync::{Arc, Mutex},
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
 use axum::{
-    Json, Router,
+    Router,
     body::Body,
     extract::State,
     routing::{get, get_service},
 };
 use bytes::Bytes;
 use futures_util::stream;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body::{Frame, SizeHint};
+use http::{HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::BodyExt;
 use hyper::service::service_fn;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
 };
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    sync::mpsc,
-    task::JoinSet,
-};
+use tokio::{sync::mpsc, task::JoinSet};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, util::BoxCloneSyncService};
 use tower_http::{cors::CorsLayer, timeout::TimeoutLayer};
 use tower_tenant::{
-    Overflow, Rejected, TenantConcurrencyLayer, header as tenant_header,
+    Overflow, TenantConcurrencyLayer,
     http::{Hold, Http},
 };
 
@@ -45,9 +31,9 @@ use crate::{
 };
 
 type Extract = fn(&Request<Body>) -> Option<Tenant>;
-type TestLayer = TenantConcurrencyLayer<Tenant, Extract, Http>;
+pub(super) type TestLayer = TenantConcurrencyLayer<Tenant, Extract, Http>;
 
-fn shedding(limit: usize) -> TestLayer {
+pub(super) fn shedding(limit: usize) -> TestLayer {
     TenantConcurrencyLayer::new(limit, tenant_in as Extract).http()
 }
 
@@ -66,7 +52,7 @@ async fn pass_by_state(State(inner): State<BusyService>, req: Request<Body>) -> 
 }
 
 /// The routes `/work` and `/other`, both to the same inner service.
-fn routes(inner: &BusyService) -> Router {
+pub(super) fn routes(inner: &BusyService) -> Router {
     let handler = || {
         let inner = inner.clone();
         get(move |req| pass(inner, req))
@@ -474,377 +460,6 @@ async fn with_hold_head_bodies_stream_without_a_permit() {
             drop(stream);
             assert_eq!(Answer::of(response).await.unwrap().body, "tick");
         }
-    }
-}
-
-/// A body that is a list of frames, and may know how long it is.
-struct Frames {
-    frames: VecDeque<Result<Frame<Bytes>, &'static str>>,
-    length: Option<u64>,
-}
-
-impl http_body::Body for Frames {
-    type Data = Bytes;
-    type Error = &'static str;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
-        Poll::Ready(self.frames.pop_front())
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.length
-            .map_or_else(SizeHint::default, SizeHint::with_exact)
-    }
-}
-
-fn of_frames(
-    frames: impl IntoIterator<Item = Result<Frame<Bytes>, &'static str>>,
-    length: Option<u64>,
-) -> Response<Body> {
-    let frames = frames.into_iter().collect();
-    Response::new(Body::new(Frames { frames, length }))
-}
-
-fn data(text: &'static str) -> Result<Frame<Bytes>, &'static str> {
-    Ok(Frame::data(text.into()))
-}
-
-fn trailers() -> Result<Frame<Bytes>, &'static str> {
-    let mut trailers = HeaderMap::new();
-    trailers.insert("grpc-status", HeaderValue::from_static("7"));
-    Ok(Frame::trailers(trailers))
-}
-
-/// Announces the trailers, without which HTTP/1 does not send them.
-fn announced(mut response: Response<Body>) -> Response<Body> {
-    let name = HeaderValue::from_static("grpc-status");
-    response.headers_mut().insert(header::TRAILER, name);
-    response
-}
-
-/// Bodies of all kinds, one a path.
-async fn bodies(req: Request<Body>) -> Response<Body> {
-    match req.uri().path() {
-        "/full" => Response::new(Body::from("the whole body")),
-        "/empty" => Response::new(Body::empty()),
-        "/no-content" => {
-            let mut response = Response::new(Body::empty());
-            *response.status_mut() = StatusCode::NO_CONTENT;
-            response
-        }
-        "/not-modified" => {
-            let mut response = Response::new(Body::empty());
-            *response.status_mut() = StatusCode::NOT_MODIFIED;
-            response
-        }
-        "/stream" => of_frames([data("one"), data("two")], None),
-        "/stream-of-known-length" => of_frames([data("one"), data("two")], Some(6)),
-        "/empty-stream" => of_frames([], None),
-        "/trailers" => announced(of_frames([data("one"), trailers()], None)),
-        "/trailers-after-known-length" => of_frames([data("one"), trailers()], Some(3)),
-        "/trailers-only" => announced(of_frames([trailers()], None)),
-        "/unannounced-trailers" => of_frames([data("one"), trailers()], None),
-        "/error" => of_frames([data("one"), Err("broken")], None),
-        "/error-first" => of_frames([Err("broken")], None),
-        _ => panic!("no such body"),
-    }
-}
-
-const PATHS: [&str; 13] = [
-    "/full",
-    "/empty",
-    "/no-content",
-    "/not-modified",
-    "/stream",
-    "/stream-of-known-length",
-    "/empty-stream",
-    "/trailers",
-    "/trailers-after-known-length",
-    "/trailers-only",
-    "/unannounced-trailers",
-    "/error",
-    "/error-first",
-];
-
-/// Every byte of a response of HTTP/1, but the date.
-async fn raw(addr: SocketAddr, method: &Method, path: &str) -> String {
-    let mut stream = TcpStream::connect(addr).await.unwrap();
-    let request = format!(
-        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nx-tenant-id: T\r\nte: trailers\r\n\
-         connection: te, close\r\n\r\n"
-    );
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut response = Vec::new();
-    let _ = stream.read_to_end(&mut response).await;
-    let response = String::from_utf8(response).unwrap();
-    let lines = response.split_inclusive("\r\n");
-    lines.filter(|line| !line.starts_with("date:")).collect()
-}
-
-// LT7
-// LT5
-#[tokio::test]
-async fn a_response_of_http_1_is_the_same_byte_for_byte_with_and_without_the_layer() {
-    let bare = serve(Router::new().fallback(bodies)).await;
-    for hold in [Hold::Body, Hold::Head] {
-        let layer = shedding(1).hold(hold);
-        let limited = serve(Router::new().fallback(bodies).layer(layer.clone())).await;
-        for path in PATHS {
-            for method in [Method::GET, Method::HEAD] {
-                let expected = raw(bare, &method, path).await;
-                assert!(expected.starts_with("HTTP/1.1 ") || path.starts_with("/error"));
-                assert_eq!(
-                    raw(limited, &method, path).await,
-                    expected,
-                    "{method} {path}"
-                );
-                until(|| layer.limiter().in_flight("T") == 0).await;
-            }
-        }
-        assert_available(layer.limiter(), "T", 1, 0);
-    }
-    assert!(
-        raw(bare, &Method::GET, "/trailers")
-            .await
-            .contains("grpc-status: 7")
-    );
-}
-
-/// All that a client of HTTP/2 sees of a response, but the date.
-async fn seen(addr: SocketAddr, version: Version, method: Method, path: &str) -> Vec<String> {
-    let mut client = Client::connect(addr, version).await;
-    let mut req = request(path, "T");
-    *req.method_mut() = method;
-    let response = match client.send(req).await {
-        Ok(response) => response,
-        Err(_) => return vec!["no response".to_owned()],
-    };
-    let (mut head, mut body) = response.into_parts();
-    head.headers.remove(header::DATE);
-    let mut seen = vec![format!("{} {:?}", head.status, head.headers)];
-    loop {
-        let (hint, end) = (
-            http_body::Body::size_hint(&body),
-            http_body::Body::is_end_stream(&body),
-        );
-        seen.push(format!("{:?} {end}", hint.exact()));
-        match body.frame().await {
-            Some(Ok(frame)) => seen.push(format!("{frame:?}")),
-            Some(Err(_)) => seen.push("error".to_owned()),
-            None => return seen,
-        }
-    }
-}
-
-// LT5
-// LT7
-#[tokio::test]
-async fn a_client_sees_the_same_frames_and_trailers_with_and_without_the_layer() {
-    let bare = serve(Router::new().fallback(bodies)).await;
-    for version in VERSIONS {
-        let layer = shedding(1);
-        let limited = serve(Router::new().fallback(bodies).layer(layer.clone())).await;
-        for path in PATHS {
-            for method in [Method::GET, Method::HEAD] {
-                let expected = seen(bare, version, method.clone(), path).await;
-                let with_layer = seen(limited, version, method, path).await;
-                assert_eq!(joined(with_layer), joined(expected), "{version:?} {path}");
-                until(|| layer.limiter().in_flight("T") == 0).await;
-            }
-        }
-        assert_available(layer.limiter(), "T", 1, 0);
-    }
-    let seen = seen(bare, Version::Http2, Method::GET, "/trailers").await;
-    assert!(
-        seen.iter().any(|line| line.contains("grpc-status")),
-        "{seen:?}"
-    );
-}
-
-/// Where a body is cut into frames is up to the socket; only their joined content counts.
-fn joined(seen: Vec<String>) -> (String, String, Option<String>) {
-    let head = seen.first().cloned().unwrap_or_default();
-    let frames = seen
-        .iter()
-        .filter(|line| line.starts_with("Frame") || *line == "error");
-    (
-        head,
-        frames.map(String::as_str).collect(),
-        seen.get(1).cloned(),
-    )
-}
-
-/// Reads the problem document of a rejection, all members as text.
-fn problem(answer: &Answer) -> HashMap<String, String> {
-    assert_eq!(
-        answer.headers[header::CONTENT_TYPE],
-        "application/problem+json"
-    );
-    let length: usize = answer.headers[header::CONTENT_LENGTH]
-        .to_str()
-        .unwrap()
-        .parse()
-        .unwrap();
-    assert_eq!(answer.body.len(), length);
-    let text = String::from_utf8(answer.body.to_vec()).unwrap();
-    let status = answer.status.as_u16();
-    // The one member that is no text.
-    let number = format!(r#""status":{status},"#);
-    assert!(text.contains(&number), "{text}");
-    let text = text.replace(&number, &format!(r#""status":"{status}","#));
-    Json::from_bytes(text.as_bytes()).unwrap().0
-}
-
-fn retry_after(answer: &Answer) -> Option<u64> {
-    let value = answer.headers.get(header::RETRY_AFTER)?;
-    Some(value.to_str().unwrap().parse().unwrap())
-}
-
-async fn rejection(layer: &TestLayer, version: Version, tenant: Tenant) -> Answer {
-    let addr = serve(routes(&BusyService::quick()).layer(layer.clone())).await;
-    wire::get(addr, version, "/work", tenant).await
-}
-
-fn assert_rejected(answer: &Answer, status: StatusCode, reason: &str) {
-    assert_eq!(answer.status, status, "{reason}");
-    let problem = problem(answer);
-    assert_eq!(problem["reason"], reason);
-    assert_eq!(problem["type"], "about:blank");
-    assert_eq!(problem["title"], status.canonical_reason().unwrap());
-    assert!(!problem["detail"].is_empty());
-    match status {
-        StatusCode::BAD_REQUEST => assert_eq!(retry_after(answer), None),
-        _ => assert!((1..=32).contains(&retry_after(answer).unwrap())),
-    }
-}
-
-// CO3
-#[tokio::test]
-async fn a_rejection_has_the_status_and_the_problem_of_its_reason() {
-    use StatusCode as Status;
-    for version in VERSIONS {
-        let layer = shedding(1);
-        let queue = layer
-            .clone()
-            .overflow(Overflow::queue(1).max_wait(Duration::MAX));
-        let impatient = layer
-            .clone()
-            .overflow(Overflow::queue(2).max_wait(Duration::from_millis(1)));
-        let held = layer.limiter().try_acquire(&"T").unwrap();
-        let answer = rejection(&layer, version, "T").await;
-        assert_rejected(&answer, Status::TOO_MANY_REQUESTS, "at_limit");
-        let waiter = queue.limiter().clone();
-        let waiting = tokio::spawn(async move { waiter.acquire(&"T").await.map(drop) });
-        until(|| layer.limiter().waiting("T") == 1).await;
-        let answer = rejection(&queue, version, "T").await;
-        assert_rejected(&answer, Status::TOO_MANY_REQUESTS, "queue_full");
-        let answer = rejection(&impatient, version, "T").await;
-        assert_rejected(&answer, Status::TOO_MANY_REQUESTS, "wait_expired");
-        drop(held);
-        waiting.await.unwrap().unwrap();
-        let answer = rejection(&shedding(0), version, "T").await;
-        assert_rejected(&answer, Status::TOO_MANY_REQUESTS, "paused");
-        let full = shedding(1);
-        full.limiter().set_max_tenants(0);
-        let answer = rejection(&full, version, "T").await;
-        assert_rejected(&answer, Status::SERVICE_UNAVAILABLE, "table_full");
-        let answer = rejection(&layer, version, "unknown").await;
-        assert_rejected(&answer, Status::BAD_REQUEST, "missing_tenant");
-        assert_available(layer.limiter(), "T", 1, 1);
-        layer.limiter().close();
-        let answer = rejection(&layer, version, "T").await;
-        assert_rejected(&answer, Status::SERVICE_UNAVAILABLE, "closed");
-    }
-}
-
-// CO3
-#[tokio::test]
-async fn a_tenant_header_that_cannot_be_used_is_a_bad_request() {
-    let layer = TenantConcurrencyLayer::new(1, tenant_header("x-tenant-id")).http();
-    let inner = BusyService::quick();
-    let addr = serve(routes(&inner).layer(layer.clone())).await;
-    for version in VERSIONS {
-        let mut client = Client::connect(addr, version).await;
-        let mut without = request("/work", "T");
-        without.headers_mut().clear();
-        let host = HeaderValue::from_static("localhost");
-        without.headers_mut().insert(header::HOST, host);
-        let mut twice = request("/work", "T");
-        twice
-            .headers_mut()
-            .append("x-tenant-id", HeaderValue::from_static("A"));
-        for (req, reason) in [(without, "missing_tenant"), (twice, "invalid_tenant")] {
-            let response = client.send(req).await.unwrap();
-            let answer = Answer::of(response).await.unwrap();
-            assert_rejected(&answer, StatusCode::BAD_REQUEST, reason);
-        }
-        let served = Answer::of(client.get("/work", "T").await.unwrap())
-            .await
-            .unwrap();
-        assert_eq!(served.status, StatusCode::OK);
-    }
-    assert_eq!(inner.calls("T"), 2);
-    assert_eq!(layer.limiter().tracked(), 1);
-    assert_eq!(layer.limiter().in_flight("T"), 0);
-}
-
-/// Notes which responses were marked as rejections, outside the layer.
-fn note_marks(router: Router) -> (Router, Arc<Mutex<Vec<bool>>>) {
-    let marks = Arc::<Mutex<Vec<bool>>>::default();
-    let noted = Arc::clone(&marks);
-    let note = tower::util::MapResponseLayer::new(move |response: Response<Body>| {
-        let marked = response.extensions().get::<Rejected>().is_some();
-        noted.lock().unwrap().push(marked);
-        response
-    });
-    (router.layer(note), marks)
-}
-
-// CO5
-#[tokio::test]
-async fn only_rejections_of_the_layer_are_marked() {
-    let busy = || std::future::ready(StatusCode::TOO_MANY_REQUESTS);
-    for version in VERSIONS {
-        let layer = shedding(1);
-        let router = Router::new().route("/busy", get(busy)).layer(layer.clone());
-        let (router, marks) = note_marks(router);
-        let addr = serve(router).await;
-        let upstream = wire::get(addr, version, "/busy", "T").await;
-        let held = layer.limiter().try_acquire(&"T").unwrap();
-        let ours = wire::get(addr, version, "/busy", "T").await;
-        assert_eq!(upstream.status, ours.status);
-        assert_eq!(retry_after(&upstream), None);
-        assert_eq!(*marks.lock().unwrap(), [false, true]);
-        drop(held);
-        assert_available(layer.limiter(), "T", 1, 0);
-    }
-}
-
-// CO3
-#[tokio::test]
-async fn a_response_made_by_on_reject_replaces_ours_and_is_marked() {
-    for version in VERSIONS {
-        let layer = shedding(1).on_reject(|rejected: &Rejected| {
-            let text = format!("{} of {}", rejected.in_flight(), rejected.limit());
-            let mut response = Response::new(Body::from(text));
-            *response.status_mut() = StatusCode::IM_A_TEAPOT;
-            response
-        });
-        let (router, marks) = note_marks(routes(&BusyService::quick()).layer(layer.clone()));
-        let addr = serve(router).await;
-        let held = layer.limiter().try_acquire(&"T").unwrap();
-        let rejected = wire::get(addr, version, "/work", "T").await;
-        assert_eq!(rejected.status, StatusCode::IM_A_TEAPOT);
-        assert_eq!(rejected.body, "1 of 1");
-        assert_eq!(retry_after(&rejected), Some(1));
-        drop(held);
-        let served = wire::get(addr, version, "/work", "T").await;
-        assert_eq!(served.status, StatusCode::OK);
-        assert_eq!(*marks.lock().unwrap(), [true, false]);
-        assert_available(layer.limiter(), "T", 1, 0);
     }
 }
 

@@ -9,7 +9,7 @@ use tower_tenant::{
     extract::MissingTenant, limiter::snapshot::SortBy,
 };
 
-use crate::support::{assert_available, evict_all, manual, reason};
+use crate::support::{assert_available, evict_all, manual, queue, reason};
 
 #[tokio::test]
 async fn an_owned_acquire_is_spawned_and_stored() {
@@ -26,7 +26,7 @@ async fn an_owned_acquire_is_spawned_and_stored() {
 }
 
 fn forever() -> Overflow {
-    Overflow::queue(1).max_wait(Duration::MAX)
+    queue(1)
 }
 
 #[test]

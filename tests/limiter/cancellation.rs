@@ -7,12 +7,9 @@ use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, ServiceBuilder, ServiceExt};
 use tower_tenant::{Overflow, RejectReason, TenantConcurrencyLayer};
 
-use crate::support::{BusyService, assert_all_released, assert_available, call, reason, tenant_of};
-
-/// A queue in which requests may wait without a bound.
-fn queue(places: usize) -> Overflow {
-    Overflow::queue(places).max_wait(Duration::MAX)
-}
+use crate::support::{
+    BusyService, assert_all_released, assert_available, call, queue, reason, tenant_of,
+};
 
 // CA1
 #[tokio::test(start_paused = true)]

@@ -16,31 +16,34 @@ use tokio_test::{
 };
 use tower::Service;
 use tower_tenant::{
-    Capacity, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
+    Capacity, RejectReason, TenantConcurrencyLayer, TenantLimiter,
     limiter::{DrainTimeout, TenantLimiterBuilder},
     observe::Event,
 };
 
 use crate::{
     support::{
-        BusyService, Tenant, evict_all, manual, reason, run_with_timeout, until, with_timeout,
+        BusyService, Tenant, evict_all, manual, queue, reason, run_with_timeout, until,
+        with_timeout,
     },
     wire::{self, Version, listen, tenant_in},
 };
 
-fn limiter(limit: usize, queue: usize) -> TenantLimiter<Tenant> {
-    builder(limit, queue).build()
+fn limiter(limit: usize, places: usize) -> TenantLimiter<Tenant> {
+    builder(limit, places).build()
 }
 
-fn builder(limit: usize, queue: usize) -> TenantLimiterBuilder<Tenant> {
+fn builder(limit: usize, places: usize) -> TenantLimiterBuilder<Tenant> {
     TenantLimiter::builder(limit)
-        .overflow(Overflow::queue(queue).max_wait(Duration::MAX))
+        .overflow(queue(places))
         .evictor(manual(Duration::ZERO))
 }
 
-fn both(limit: usize, queue: usize) -> [TenantLimiter<Tenant>; 2] {
-    let shared = builder(limit, queue).capacity(Capacity::new(limit)).build();
-    [limiter(limit, queue), shared]
+fn both(limit: usize, places: usize) -> [TenantLimiter<Tenant>; 2] {
+    let shared = builder(limit, places)
+        .capacity(Capacity::new(limit))
+        .build();
+    [limiter(limit, places), shared]
 }
 
 #[test]

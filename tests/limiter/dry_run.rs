@@ -20,23 +20,23 @@ use tower_tenant::{
 };
 
 use crate::support::{
-    Tenant, assert_available, evict_all, evict_idle_now, manual, reason, run_with_timeout,
+    Tenant, assert_available, evict_all, evict_idle_now, manual, queue, reason, run_with_timeout,
 };
 
 /// The events of requests that would have waited, and the reasons of those that would have been
 /// rejected.
 type Events = Arc<Mutex<Vec<Option<RejectReason>>>>;
 
-fn limiter(limit: usize, queue: usize) -> (TenantLimiter<Tenant>, Events) {
-    let (builder, events) = builder(limit, queue);
+fn limiter(limit: usize, places: usize) -> (TenantLimiter<Tenant>, Events) {
+    let (builder, events) = builder(limit, places);
     (builder.build(), events)
 }
 
-fn builder(limit: usize, queue: usize) -> (TenantLimiterBuilder<Tenant>, Events) {
+fn builder(limit: usize, places: usize) -> (TenantLimiterBuilder<Tenant>, Events) {
     let events = Events::default();
     let log = Arc::clone(&events);
     let builder = TenantLimiter::builder(limit)
-        .overflow(Overflow::queue(queue).max_wait(Duration::MAX))
+        .overflow(queue(places))
         .evictor(manual(Duration::ZERO))
         .observer(move |_: Option<&Tenant>, event| match event {
             Event::WouldQueue => log.lock().unwrap().push(None),
@@ -74,9 +74,8 @@ fn a_request_that_would_wait_or_be_rejected_is_admitted_and_observed() {
 }
 
 /// The event of the next request, after `before` others, where the limits are enforced.
-fn expected_of_next(limit: usize, queue: usize, before: usize) -> Option<Option<RejectReason>> {
-    let limiter = TenantLimiter::<Tenant>::new(limit)
-        .overflow(Overflow::queue(queue).max_wait(Duration::MAX));
+fn expected_of_next(limit: usize, places: usize, before: usize) -> Option<Option<RejectReason>> {
+    let limiter = TenantLimiter::<Tenant>::new(limit).overflow(queue(places));
     let mut requests: Vec<_> = (0..=before)
         .map(|_| task::spawn(limiter.acquire(&"T")))
         .collect();
@@ -166,7 +165,7 @@ fn switching_a_dry_run_on_admits_the_waiters_and_switching_it_off_is_a_cut() {
         plain().capacity(Capacity::new(2).owners(|_| 0)),
     ] {
         let limiter = limiter
-            .overflow(Overflow::queue(8).max_wait(Duration::MAX))
+            .overflow(queue(8))
             .evictor(manual(Duration::ZERO))
             .build();
         let held = [(); 2].map(|()| limiter.try_acquire(&"T").unwrap());
@@ -227,9 +226,7 @@ fn switching_a_dry_run_on_and_off_under_load_keeps_the_figures_exact() {
     let owned = Capacity::new(3).owners(|tenant: &u64| tenant % 2);
     for limiter in [limits(), limits().capacity(3), limits().capacity(owned)] {
         run_with_timeout(move || {
-            let limiter = limiter
-                .overflow(Overflow::queue(4).max_wait(Duration::MAX))
-                .build();
+            let limiter = limiter.overflow(queue(4)).build();
             let done = AtomicBool::new(false);
             thread::scope(|scope| {
                 let loads: Vec<_> = (0..3)
@@ -305,7 +302,7 @@ fn a_rejection_is_one_again_when_it_is_over() {
 async fn served_beside_a_flood(is_dry: bool) -> [usize; 2] {
     let limiter = TenantLimiter::<Tenant>::builder(4)
         .capacity(4)
-        .overflow(Overflow::queue(1_000).max_wait(Duration::MAX))
+        .overflow(queue(1_000))
         .evictor(manual(Duration::ZERO))
         .build();
     limiter.set_tenant_dry_run(&"flood", is_dry);

@@ -10,12 +10,10 @@ use std::{
 use tokio::time::{advance, sleep};
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
 use tower::Layer;
-use tower_tenant::{
-    Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter, limiter::Evictor,
-};
+use tower_tenant::{RejectReason, TenantConcurrencyLayer, TenantLimiter, limiter::Evictor};
 
 use crate::support::{
-    BusyService, assert_available, call, evict_all, manual, run_with_timeout, tenant_of,
+    BusyService, assert_available, call, evict_all, manual, queue, run_with_timeout, tenant_of,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -24,7 +22,7 @@ const SECOND: Duration = Duration::from_secs(1);
 #[test]
 fn a_tenant_that_was_looked_up_and_not_yet_admitted_stays() {
     let limiter = TenantLimiter::<u64>::builder(1)
-        .overflow(Overflow::queue(1).max_wait(Duration::MAX))
+        .overflow(queue(1))
         .evictor(manual(Duration::ZERO))
         .build();
     let layer = TenantConcurrencyLayer::with_limiter(limiter.clone(), |id: &u64| Some(*id));
@@ -118,7 +116,7 @@ async fn a_tenant_that_comes_back_in_time_stays() {
 #[tokio::test(start_paused = true)]
 async fn a_tenant_in_flight_or_waiting_is_never_evicted() {
     let limiter = TenantLimiter::<u64>::builder(1)
-        .overflow(Overflow::queue(1).max_wait(Duration::MAX))
+        .overflow(queue(1))
         .evictor(Evictor::after(SECOND).every(SECOND))
         .build();
     let permit = limiter.try_acquire(&7).unwrap();

@@ -21,13 +21,8 @@ use tower_tenant::{
 
 use crate::support::{
     BusyService, Tenant, assert_all_released, assert_available, call, evict_all, evict_idle_now,
-    manual, reason, tenant_of,
+    manual, queue, reason, tenant_of,
 };
-
-/// A queue in which requests may wait without a bound.
-fn queue(places: usize) -> Overflow {
-    Overflow::queue(places).max_wait(Duration::MAX)
-}
 
 fn limit(limiter: &TenantLimiter<Tenant>, tenant: Tenant) -> usize {
     limiter.stats(&tenant).expect("not tracked").limit

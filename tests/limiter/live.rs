@@ -7,7 +7,6 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::Duration,
 };
 
 use tokio::runtime;
@@ -16,14 +15,14 @@ use tokio_test::{
     task::{self, Spawn},
 };
 use tower_tenant::{
-    Capacity, Limits, Overflow, Permit, RejectReason, Rejected, TenantLimiter,
+    Capacity, Limits, Permit, RejectReason, Rejected, TenantLimiter,
     limiter::TenantLimiterBuilder,
     observe::Event,
     settings::{Override, Settings},
 };
 
 use crate::support::{
-    Tenant, assert_all_released, assert_available, evict_all, evict_idle_now, reason,
+    Tenant, assert_all_released, assert_available, evict_all, evict_idle_now, queue, reason,
     run_with_timeout,
 };
 
@@ -33,7 +32,7 @@ fn queueing(limits: impl Into<Limits<Tenant>>) -> TenantLimiter<Tenant> {
 }
 
 fn builder(limits: impl Into<Limits<Tenant>>) -> TenantLimiterBuilder<Tenant> {
-    TenantLimiter::builder(limits).overflow(Overflow::queue(100).max_wait(Duration::MAX))
+    TenantLimiter::builder(limits).overflow(queue(100))
 }
 
 /// A request that waits in the queue of its tenant.

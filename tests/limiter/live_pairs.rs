@@ -15,11 +15,11 @@ use std::{
 };
 
 use tower_tenant::{
-    Limits, Overflow, TenantLimiter,
+    Limits, TenantLimiter,
     settings::{Override, Settings},
 };
 
-use crate::support::{assert_available, evict_all, manual, run_with_timeout};
+use crate::support::{assert_available, evict_all, manual, queue, run_with_timeout};
 
 /// So many tenants have requests all the time; those of others come and go.
 const TENANTS: u64 = 3;
@@ -190,7 +190,7 @@ fn pair(first: Change, second: Change) {
     let clears = pair.contains(&ClearLimit);
     let limiter = Limiter::builder(LIMIT)
         .capacity(CAPACITY)
-        .overflow(Overflow::queue(8).max_wait(Duration::MAX))
+        .overflow(queue(8))
         .evictor(manual(Duration::ZERO))
         .build();
     let running = Arc::new(Running::default());

@@ -35,7 +35,7 @@ use tower_tenant::{
     observe::{Event, Outcome},
 };
 
-use crate::support::{self, Tenant, call, with_timeout};
+use crate::support::{self, Tenant, call, queue, with_timeout};
 
 const LONGEST: Duration = Duration::from_secs(60);
 const MOMENT: Duration = Duration::from_millis(1);
@@ -224,7 +224,7 @@ async fn an_expired_permit_goes_to_the_first_waiter_of_the_tenant_and_of_the_cap
     let limiter = Limiter::builder(1)
         .capacity(1)
         .max_hold(LONGEST)
-        .overflow(Overflow::queue(2).max_wait(Duration::MAX))
+        .overflow(queue(2))
         .build();
     let service = layer(limiter.clone()).layer(service_fn(stall));
     let stuck = respond(&service);
@@ -376,7 +376,7 @@ async fn a_release_releases_the_permits_of_all_layers() {
 
 #[tokio::test]
 async fn a_parent_that_releases_first_can_wait_for_a_child_of_its_tenant() {
-    let limiter = Limiter::new(1).overflow(Overflow::queue(1).max_wait(Duration::MAX));
+    let limiter = Limiter::new(1).overflow(queue(1));
     let parent = {
         let limiter = limiter.clone();
         move |mut req: Request<Body>| {
@@ -444,7 +444,7 @@ fn a_runtime_that_has_ended_stops_nothing() {
         // No request is admitted: one that is rejected, or that waits, starts the task.
         new_runtime().block_on(async {
             let policy = match waits {
-                true => Overflow::queue(1).max_wait(Duration::MAX),
+                true => queue(1),
                 false => Overflow::reject(),
             };
             let queueing = limiter.clone().overflow(policy);

@@ -7,15 +7,12 @@ use std::{
     sync::{Arc, Mutex, OnceLock},
     task::{Context, Poll, Wake, Waker},
     thread,
-    time::Duration,
 };
 
 use futures_util::FutureExt;
-use tower_tenant::{
-    Capacity, Overflow, Permit, Rejected, TenantLimiter, limiter::TenantLimiterBuilder,
-};
+use tower_tenant::{Capacity, Permit, Rejected, TenantLimiter, limiter::TenantLimiterBuilder};
 
-use crate::support::{assert_available, run_with_timeout};
+use crate::support::{assert_available, queue, run_with_timeout};
 
 const WAITERS: usize = 10_000;
 
@@ -86,7 +83,7 @@ fn limiter(limit: usize) -> Limiter {
 }
 
 fn builder(limit: usize) -> TenantLimiterBuilder<u64> {
-    Limiter::builder(limit).overflow(Overflow::queue(WAITERS).max_wait(Duration::MAX))
+    Limiter::builder(limit).overflow(queue(WAITERS))
 }
 
 /// Runs `test` on a thread with the stack of any other, and checks how deep the wakes went.

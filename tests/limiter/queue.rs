@@ -20,13 +20,8 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_tenant::{Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter};
 
 use crate::support::{
-    BusyService, Tenant, assert_all_released, assert_available, call, reason, tenant_of,
+    BusyService, Tenant, assert_all_released, assert_available, call, queue, reason, tenant_of,
 };
-
-/// A queue in which requests may wait without a bound.
-fn queue(places: usize) -> Overflow {
-    Overflow::queue(places).max_wait(Duration::MAX)
-}
 
 // QP1
 #[test]
@@ -101,7 +96,7 @@ async fn a_waiter_is_rejected_when_its_time_is_up_and_its_place_is_free_then() {
 
 // QP3
 #[test]
-fn a_longest_wait_of_zero_is_the_same_as_to_shed() {
+fn a_longest_wait_of_zero_is_the_same_as_to_reject() {
     let inner = BusyService::new();
     let overflow = Overflow::queue(10).max_wait(Duration::ZERO);
     let layer = TenantConcurrencyLayer::new(1, tenant_of).overflow(overflow);

@@ -23,7 +23,7 @@ use tower_tenant::{
 };
 
 use crate::support::{
-    self, assert_all_released, assert_available, evict_all, evict_idle_now, manual,
+    self, assert_all_released, assert_available, evict_all, evict_idle_now, manual, queue,
     run_with_timeout,
 };
 
@@ -36,7 +36,7 @@ fn limiter(limit: usize) -> Limiter {
 
 fn builder(limit: usize) -> TenantLimiterBuilder<&'static str> {
     TenantLimiter::builder(limit)
-        .overflow(Overflow::queue(100).max_wait(Duration::MAX))
+        .overflow(queue(100))
         .evictor(manual(Duration::from_secs(60)))
 }
 

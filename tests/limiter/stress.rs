@@ -16,9 +16,9 @@ use tokio::{
     task::yield_now,
 };
 use tower::{Layer, ServiceExt, service_fn};
-use tower_tenant::{Overflow, Permit, RejectReason, TenantConcurrencyLayer, TenantLimiter};
+use tower_tenant::{Permit, RejectReason, TenantConcurrencyLayer, TenantLimiter};
 
-use crate::support::{assert_available, evict_all, manual, run_with_timeout};
+use crate::support::{assert_available, evict_all, manual, queue, run_with_timeout};
 
 /// How many requests are running, now and at most.
 #[derive(Debug, Default)]
@@ -345,7 +345,7 @@ async fn traffic(limiter: TenantLimiter<Neighbour>, requests: usize) {
 
 fn neighbours() -> TenantLimiter<Neighbour> {
     TenantLimiter::builder(1)
-        .overflow(Overflow::queue(4).max_wait(Duration::MAX))
+        .overflow(queue(4))
         .evictor(manual(Duration::ZERO))
         .build()
 }

@@ -21,10 +21,10 @@ use hyper_util::{
 use serde_json::{Value, json};
 use tokio_test::{assert_pending, task};
 use tower::{Service, ServiceExt};
-use tower_tenant::{Overflow, Permit, Rejected, TenantLimiter, inspect::Inspect};
+use tower_tenant::{Permit, Rejected, TenantLimiter, inspect::Inspect};
 
 use crate::{
-    support::{assert_available, evict_all, manual, with_timeout},
+    support::{assert_available, evict_all, manual, queue, with_timeout},
     wire::{Answer, Client, VERSIONS, Version, listen, serve},
 };
 
@@ -33,7 +33,7 @@ type Waits = task::Spawn<std::pin::Pin<Box<dyn Future<Output = Result<Permit, Re
 
 fn limiter() -> Limiter {
     TenantLimiter::builder(3)
-        .overflow(Overflow::queue(9).max_wait(Duration::MAX))
+        .overflow(queue(9))
         .evictor(manual(Duration::from_secs(60)))
         .count_requests()
         .build()
@@ -125,7 +125,7 @@ fn change(path: &str, body: &Value) -> Request<Body> {
 }
 
 /// The figures that `snapshot.json` gives are those of the limiter.
-fn assert_tells(json: &Value, limiter: &Limiter) {
+fn assert_figures(json: &Value, limiter: &Limiter) {
     let snapshot = limiter.snapshot();
     assert_eq!(json["in_flight"], snapshot.in_flight);
     assert_eq!(json["waiting"], snapshot.waiting);
@@ -164,7 +164,7 @@ async fn under_axum_and_plain_hyper_the_json_has_the_figures_of_the_limiter() {
             let answer = exchange(addr, version, get(&path)).await;
             assert_eq!(answer.status, StatusCode::OK);
             assert_eq!(answer.headers["content-type"], "application/json");
-            assert_tells(&serde_json::from_slice(&answer.body).unwrap(), &limiter);
+            assert_figures(&serde_json::from_slice(&answer.body).unwrap(), &limiter);
 
             let page = exchange(addr, version, get(&format!("{base}/"))).await;
             assert_eq!(page.status, StatusCode::OK);
@@ -316,7 +316,7 @@ async fn hostile_ids_are_shown_as_they_are_and_can_be_changed() {
     let limiter = limiter();
     let held = permits(&limiter, HOSTILE);
     let view = view(&limiter).writable();
-    assert_tells(&snapshot(&view, "").await, &limiter);
+    assert_figures(&snapshot(&view, "").await, &limiter);
     let response = ask(&view, get("/snapshot.json")).await;
     assert_eq!(response.headers()["content-type"], "application/json");
     for id in HOSTILE {

@@ -16,7 +16,9 @@ use tower_tenant::{
 
 use crate::{
     receiver::Receiver,
-    support::{BusyService, Tenant, assert_all_released, assert_available, until, with_timeout},
+    support::{
+        BusyService, Tenant, assert_all_released, assert_available, queue, until, with_timeout,
+    },
     wire::{VERSIONS, Version},
 };
 
@@ -33,8 +35,8 @@ fn shedding(limit: usize) -> TestLayer {
     TenantConcurrencyLayer::new(limit, tenant_of as Extract).hold_body()
 }
 
-fn queueing(limit: usize, queue: usize) -> TestLayer {
-    shedding(limit).overflow(Overflow::queue(queue).max_wait(Duration::MAX))
+fn queueing(limit: usize, places: usize) -> TestLayer {
+    shedding(limit).overflow(queue(places))
 }
 
 fn client(version: Version) -> Client {

@@ -32,7 +32,9 @@ use tower_tenant::{
 
 use crate::{
     receiver::Receiver,
-    support::{BusyService, Tenant, assert_all_released, assert_available, until, with_timeout},
+    support::{
+        BusyService, Tenant, assert_all_released, assert_available, queue, until, with_timeout,
+    },
 };
 
 type Limiter = TenantLimiter<Tenant>;
@@ -41,8 +43,8 @@ fn shedding(limit: usize) -> Limiter {
     Limiter::new(limit)
 }
 
-fn queueing(limit: usize, queue: usize) -> Limiter {
-    Limiter::new(limit).overflow(Overflow::queue(queue).max_wait(Duration::MAX))
+fn queueing(limit: usize, places: usize) -> Limiter {
+    Limiter::new(limit).overflow(queue(places))
 }
 
 fn middleware(limiter: &Limiter) -> TenantMiddleware<Tenant> {

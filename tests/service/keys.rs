@@ -20,12 +20,12 @@ use http::Request;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
 use tower::{Layer, Service, service_fn};
 use tower_tenant::{
-    Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter,
+    RejectReason, TenantConcurrencyLayer, TenantLimiter,
     extract::{ExtractTenant, NoTenant, borrowed},
     header,
 };
 
-use crate::support::{assert_available, call, evict_all, manual};
+use crate::support::{assert_available, call, evict_all, manual, queue};
 
 // KE1
 #[test]
@@ -350,7 +350,7 @@ fn a_full_tenant_with_a_full_queue_delays_no_other() {
     let asked = Arc::new(AtomicUsize::new(0));
     let limiter = TenantLimiter::new(1);
     let layer = TenantConcurrencyLayer::with_limiter(limiter, Counting(Arc::clone(&asked)))
-        .overflow(Overflow::queue(1).max_wait(Duration::MAX));
+        .overflow(queue(1));
     // Tenant 0 stays inside, all others are through at once.
     let service = layer.layer(service_fn(|id: u64| async move {
         if id == 0 {

@@ -4,7 +4,6 @@ use std::{
     convert::Infallible,
     future::{Future, Pending, pending},
     task::Poll,
-    time::Duration,
 };
 
 use http::{HeaderValue, Request, Response, StatusCode};
@@ -12,13 +11,13 @@ use http_body_util::Empty;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
 use tower::{Layer, Service, service_fn};
 use tower_tenant::{
-    Overflow, RejectReason, TenantConcurrency, TenantConcurrencyLayer, TenantLimiter,
+    RejectReason, TenantConcurrency, TenantConcurrencyLayer, TenantLimiter,
     extract::{FromHeader, MissingTenant},
     header,
     service::Errors,
 };
 
-use crate::support::{assert_available, call, evict_all};
+use crate::support::{assert_available, call, evict_all, queue};
 
 type Body = Empty<bytes::Bytes>;
 type Held = Pending<Result<Response<Body>, Infallible>>;
@@ -139,9 +138,7 @@ fn bypassed_requests_are_counted_and_limit_no_tenant() {
 // KE4
 #[test]
 fn anonymous_requests_share_one_limit_and_one_queue() {
-    let layer = layer(5)
-        .missing(MissingTenant::Share)
-        .overflow(Overflow::queue(1).max_wait(Duration::MAX));
+    let layer = layer(5).missing(MissingTenant::Share).overflow(queue(1));
     layer.limiter().set_anonymous_limit(2);
     let service = layer.layer(held());
     let [empty, long, twice, ..] = invalid();

@@ -34,7 +34,7 @@ use tower_tenant::{
     observe::{Event, Observer},
 };
 
-use crate::support::{assert_available, evict_all, manual};
+use crate::support::{assert_available, evict_all, manual, queue};
 
 /// The values of a user that the crate keeps, passes on or drops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -1157,7 +1157,7 @@ fn an_observer_that_panics_when_the_last_permit_drops_it_costs_no_response() {
 
 #[test]
 fn a_waker_that_panics_when_it_is_replaced_or_dropped_fails_no_request() {
-    let limiter = TenantLimiter::new(1).overflow(Overflow::queue(1).max_wait(Duration::MAX));
+    let limiter = TenantLimiter::new(1).overflow(queue(1));
     let held = limiter.try_acquire(&T).unwrap();
     // What is dropped in turn: the waker of the first poll, and that of the second.
     for nth in [0, 1] {

@@ -20,7 +20,7 @@ use tower_tenant::{
     Error, Limits, Overflow, RejectReason, TenantConcurrencyLayer, TenantLimiter, limiter::Evictor,
 };
 
-use crate::support::{BusyService, Tenant, assert_available, call, tenant_of};
+use crate::support::{BusyService, Tenant, assert_available, call, queue, tenant_of};
 
 const BOOM: &str = "boom";
 
@@ -40,7 +40,7 @@ fn assert_boom(panic: &(dyn Any + Send)) {
 }
 
 fn never_waits_long() -> Overflow {
-    Overflow::queue(8).max_wait(Duration::MAX)
+    queue(8)
 }
 
 #[cfg(feature = "http")]
@@ -492,7 +492,7 @@ fn without_a_runtime_a_wait_that_needs_a_timer_is_rejected() {
 // PN5
 #[test]
 fn numbers_too_large_are_taken_as_the_largest() {
-    let overflow = Overflow::queue(usize::MAX).max_wait(Duration::MAX);
+    let overflow = queue(usize::MAX);
     let layer = TenantConcurrencyLayer::new(usize::MAX, tenant_of).overflow(overflow);
     assert_ready_ok!(call(&layer.layer(BusyService::quick()), "T").poll());
     assert_eq!(layer.limiter().stats("T").unwrap().limit, (1 << 20) - 1);

@@ -18,7 +18,7 @@ use tower::{
 };
 use tower_tenant::{Error, Overflow, RejectReason, TenantConcurrencyLayer};
 
-use crate::support::{BusyService, Tenant, assert_available, call, tenant_of, with_timeout};
+use crate::support::{BusyService, Tenant, assert_available, call, queue, tenant_of, with_timeout};
 
 const QUEUE: usize = 200;
 
@@ -26,7 +26,7 @@ type Extract = fn(&Tenant) -> Option<Tenant>;
 
 /// A layer whose requests wait for as long as it takes.
 fn patient(limit: usize) -> TenantConcurrencyLayer<Tenant, Extract> {
-    let overflow = Overflow::queue(QUEUE).max_wait(Duration::MAX);
+    let overflow = queue(QUEUE);
     TenantConcurrencyLayer::new(limit, tenant_of as Extract).overflow(overflow)
 }
 
@@ -137,9 +137,7 @@ async fn a_buffer_of_one_serves_all_from_inside() {
 fn a_rejected_or_waiting_request_releases_what_being_ready_had_reserved() {
     let inner = BusyService::new();
     let layer = TenantConcurrencyLayer::new(1, tenant_of);
-    let queued = layer
-        .clone()
-        .overflow(Overflow::queue(1).max_wait(Duration::MAX));
+    let queued = layer.clone().overflow(queue(1));
     let reserving = ServiceBuilder::new()
         .layer(GlobalConcurrencyLimitLayer::new(2))
         .service(inner.clone());

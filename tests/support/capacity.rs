@@ -15,9 +15,7 @@ where
 {
     assert_eq!(limiter.in_flight(&tenant), 0, "in flight before the check");
     assert_eq!(limiter.waiting(&tenant), 0, "waiting before the check");
-    let limiter = limiter
-        .clone()
-        .overflow(Overflow::queue(queue).max_wait(Duration::MAX));
+    let limiter = limiter.clone().overflow(self::queue(queue));
     let mut requests: Vec<_> = (0..limit + queue + 1)
         .map(|_| {
             let (limiter, tenant) = (limiter.clone(), tenant.clone());
@@ -62,6 +60,11 @@ pub fn evict_all<K: 'static>(limiter: &TenantLimiter<K>) {
 pub fn evict_idle_now<K: 'static>(limiter: &TenantLimiter<K>) {
     limiter.set_evictor(manual(Duration::ZERO));
     limiter.evict_idle();
+}
+
+/// A queue in which requests wait without a bound in time.
+pub fn queue(places: usize) -> Overflow {
+    Overflow::queue(places).max_wait(Duration::MAX)
 }
 
 /// An evictor without a task.

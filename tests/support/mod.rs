@@ -10,7 +10,9 @@ mod poll;
 mod service;
 mod time;
 
-pub use capacity::{assert_all_released, assert_available, evict_all, evict_idle_now, manual};
+pub use capacity::{
+    assert_all_released, assert_available, evict_all, evict_idle_now, manual, queue,
+};
 pub use poll::{call, reason};
 pub use service::{BusyService, Tenant, tenant_of};
 pub use time::{run_with_timeout, until, with_timeout};
