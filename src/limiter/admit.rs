@@ -183,6 +183,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         }
     }
 
+    /// Tracks a tenant, and starts the evictor's task if none runs: there was no tenant to evict
+    /// before.
     #[cold]
     fn track(&self, hash: u64, tenant: K) -> Result<Arc<Tracked<K>>, Rejected> {
         let tracked = self.state.track(hash, tenant)?;
@@ -217,6 +219,7 @@ where
     }
 }
 
+/// The slow path of a request that may queue.
 #[cold]
 fn admit_or_queue(handle: TenantHandle, max_queued: usize) -> Result<Admission<Permit>, Rejected> {
     if max_queued == 0 {
@@ -235,6 +238,7 @@ fn admit_or_queue(handle: TenantHandle, max_queued: usize) -> Result<Admission<P
     }
 }
 
+/// The slow path of a request that may not queue.
 #[cold]
 fn admit_or_reject(handle: TenantHandle) -> Result<Permit, Rejected> {
     match handle.admit_or_reject() {

@@ -141,6 +141,7 @@ impl Permit {
         self.bound().is_some_and(Bound::is_expired)
     }
 
+    /// Returns the state of the permit, if it is observed or has a maximum hold time.
     fn observed(&self) -> Option<&ObservedPermit> {
         match self.handle.gate.state().needs_slow_path() {
             true => self.handle.stand_in(),
@@ -148,6 +149,7 @@ impl Permit {
         }
     }
 
+    /// Returns the maximum hold time of the permit, if it has one.
     pub(crate) fn bound(&self) -> Option<&Bound> {
         self.observed()?.bound.as_ref()
     }
@@ -230,6 +232,8 @@ impl Permit {
         self
     }
 
+    /// Marks an observed permit as cancelled until further notice, and starts its maximum hold
+    /// time.
     #[cold]
     fn begin_request(&self) {
         self.mark_observed(Outcome::Cancelled);
@@ -250,6 +254,7 @@ impl Permit {
         }
     }
 
+    /// Stores the outcome. Relaxed, since the thread that releases the permit has it from this one.
     #[cold]
     fn mark_observed(&self, outcome: Outcome) {
         if let Some(stand_in) = self.handle.stand_in::<ObservedPermit>() {
@@ -291,6 +296,7 @@ impl ObservedPermit {
         Arc::new(Node::new(entry, observed)).into()
     }
 
+    /// Releases the slot of the tenant with the drop of the permit, unless the permit has expired.
     fn release(&self) {
         if let (Some(bound), Some(holds)) = (&self.bound, self.tenant.context.holds()) {
             holds.remove(bound);
@@ -305,6 +311,7 @@ impl ObservedPermit {
         });
     }
 
+    /// Releases the slot of the tenant and reports how the request ended.
     fn release_as(&self, outcome: Outcome) {
         self.tenant.release_and(|| {
             self.tenant.report(Event::Released {
