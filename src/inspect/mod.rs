@@ -178,6 +178,33 @@ impl<K> Inspect<K> {
     /// | 404 | no tenant with that name is tracked or has an override |
     /// | 409 | several tenants have that name; or the tenant was resumed, but its limit is 0 |
     /// | 500 | a key or the function passed to [`new`](Self::new) panicked |
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use axum::{Router, body::Body};
+    /// use http::{Request, StatusCode};
+    /// use tower::ServiceExt;
+    /// use tower_tenant::{TenantLimiter, inspect::Inspect};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = TenantLimiter::<String>::new(4);
+    /// drop(limiter.try_acquire("acme")?);
+    /// let view = Inspect::new(limiter.clone(), |tenant: &String| tenant.clone()).writable();
+    /// let admin: Router = Router::new().nest_service("/tenants", view);
+    ///
+    /// let request = Request::post("/tenants/limit")
+    ///     .header("host", "localhost:9000")
+    ///     .header("x-tower-tenant", "1")
+    ///     .header("content-type", "application/json")
+    ///     .body(Body::from(r#"{"tenant": {"name": "acme"}, "limit": 8}"#))?;
+    /// let response = admin.oneshot(request).await?;
+    /// assert_eq!(response.status(), StatusCode::NO_CONTENT);
+    /// assert_eq!(limiter.stats("acme").map(|stats| stats.limit), Some(8));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn writable(self) -> Self {
         Self {
