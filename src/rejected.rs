@@ -84,11 +84,13 @@ impl RejectReason {
         match self {
             Self::AtLimit => "the tenant has too many requests in flight",
             Self::QueueFull => "the tenant has too many requests waiting",
-            Self::WaitExpired => "the request waited too long for a slot of its tenant",
+            Self::WaitExpired => "the request waited too long for a permit of its tenant",
             Self::Paused => "the tenant is paused",
             Self::AtCapacity => "the service has too many requests in flight",
             Self::CapacityQueueFull => "the service has too many requests waiting",
-            Self::CapacityWaitExpired => "the request waited too long for a slot of the service",
+            Self::CapacityWaitExpired => {
+                "the request waited too long for the capacity of the service"
+            }
             Self::Closed => "the service takes no new requests",
             Self::TableFull => "too many tenants are active",
             Self::MissingTenant => "the request names no tenant",

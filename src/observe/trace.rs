@@ -47,9 +47,9 @@ use crate::{
 /// | `limit changed`, at `INFO` | `limit`: absent for the default or a function |
 /// | `capacity changed`, at `INFO` | `capacity` |
 /// | `tenant evicted`, at `TRACE` | |
-/// | `slot taken back`, at `INFO` | `held_ms` |
+/// | `permit expired`, at `INFO` | `held_ms` |
 /// | `idle tenants are not evicted`, at `WARN` | |
-/// | `slots are not taken back`, at `WARN` | |
+/// | `permits do not expire`, at `WARN` | |
 ///
 /// `limit changed` has no `tenant` if the default limit changed: that of all tenants without an
 /// override.
@@ -179,11 +179,11 @@ impl<K: 'static> Observer<K> for Trace<K> {
                 target: "tower_tenant",
                 tenant = self.name(tenant),
                 held_ms = held.map(millis),
-                "slot taken back"
+                "permit expired"
             ),
             Event::MaxHoldStopped => warn!(
                 target: "tower_tenant",
-                "slots are not taken back: the runtime has no time driver"
+                "permits do not expire: the runtime has no time driver"
             ),
             _ => {}
         }

@@ -228,7 +228,7 @@ pub struct HoldExpired;
 #[cfg(feature = "http")]
 impl std::fmt::Display for HoldExpired {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("the request has held its slot for longer than is allowed")
+        f.write_str("the request held its permit for longer than allowed")
     }
 }
 

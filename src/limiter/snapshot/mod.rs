@@ -53,7 +53,7 @@
 
 mod fair_share;
 
-use std::{cmp::Reverse, ops::Deref, time::Duration};
+use std::{cmp::Reverse, fmt, ops::Deref, time::Duration};
 
 use crate::{
     limiter::{TenantLimiter, snapshot::fair_share::FairShares, state::State, stats::Stats},
@@ -212,6 +212,13 @@ names!(SortBy {
     Rejected = "rejected",
     Idle = "idle",
 });
+
+/// Writes the name that [`as_str`](SortBy::as_str) returns.
+impl fmt::Display for SortBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
 
 impl<K> TenantLimiter<K> {
     /// Returns the figures of all tracked tenants, and their totals.
