@@ -6,12 +6,12 @@
 //! - [`share`]: one tenant's side, which takes both of its slots together.
 //! - [`member`]: what the scheduler knows a tenant and its owner by.
 //! - [`fair`]: the scheduler, which picks the tenant that is served next.
-//! - [`owners`]: the registry of the owners of tenants.
+//! - [`owner_registry`]: the registry of the owners of tenants.
 
 pub(crate) mod fair;
 mod level;
 pub(crate) mod member;
-mod owners;
+mod owner_registry;
 pub(crate) mod pool;
 mod queue;
 pub(crate) mod share;
@@ -21,7 +21,7 @@ use std::{fmt, hash::Hash, sync::Arc};
 use crate::{
     capacity::{
         member::{Owner, Ticket},
-        owners::OwnerRegistry,
+        owner_registry::OwnerRegistry,
         pool::Pool,
     },
     util::clock::Clock,

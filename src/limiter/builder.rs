@@ -6,7 +6,7 @@ use crate::{
     capacity::{Capacity, SharedCapacity},
     limiter::{TenantLimiter, evictor::Evictor, overflow::Overflow, permit::Permit, state::State},
     limits::{EffectiveLimits, Limits},
-    observe::{Observer, Observers},
+    observe::{Observer, dispatch::Observers},
     tenant::{context::LimiterContext, holds::Holds, max_hold::MaxHold},
 };
 

@@ -9,7 +9,7 @@
 //! | [`TenantLimiter::drain_for`] | as before | waits for them | waits for them |
 //!
 //! A drain visits the entries one after the other and waits at each busy one, by a flag in the
-//! state of its gate; [`LimiterContext::idle`](crate::tenant::context::LimiterContext::idle) says
+//! state of its gate; [`Drains::idle`](crate::tenant::drains::Drains::idle) says
 //! why no wake-up is lost. It starts over until a whole pass has found no busy entry, since a
 //! tenant that was idle when it was visited may have been given a request meanwhile.
 
@@ -250,11 +250,11 @@ impl<K> TenantLimiter<K> {
     /// Waits for each tenant in turn. Returns false if all were idle already.
     async fn drain_once(&self) -> bool {
         let anonymous = &self.state.anonymous().entry.gate;
-        let mut waited = self.state.context.idle(anonymous).await;
+        let mut waited = self.state.context.drains.idle(anonymous).await;
         for shard in 0..self.state.table.shards() {
             // One at a time, so that tenants that become idle meanwhile may be evicted.
             while let [busy] = &*self.state.table.find(shard, Entry::is_busy) {
-                waited |= self.state.context.idle(&busy.entry.gate).await;
+                waited |= self.state.context.drains.idle(&busy.entry.gate).await;
             }
         }
         waited

@@ -62,13 +62,13 @@ pub(crate) mod acquire_owned;
 pub(crate) mod admit;
 pub(crate) mod builder;
 pub(crate) mod drain;
+pub(crate) mod dry_run;
 pub(crate) mod evictor;
 pub(crate) mod overflow;
 pub(crate) mod permit;
 pub mod snapshot;
 pub(crate) mod state;
 pub(crate) mod stats;
-pub(crate) mod sweeper;
 pub(crate) mod update;
 
 pub use self::{

@@ -23,9 +23,9 @@ use std::{
 use crate::{
     capacity::{SharedCapacity, share::Share},
     gate::{ALWAYS, state::Rule},
-    limiter::sweeper::{Sweep, Sweeper},
+    limiter::evictor::task::{Sweep, Sweeper},
     limits::{CachedLimit, EffectiveLimits, Reading},
-    observe::{Event, TenantRef},
+    observe::{Event, dispatch::TenantRef},
     rejected::{RejectReason, Rejected},
     tenant::{
         context::{Counts, LimiterContext},

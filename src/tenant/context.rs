@@ -1,23 +1,4 @@
-//! The context of one limiter: its clock, its observer, and the tasks that wait in a drain.
-//!
-//! # Drains
-//!
-//! A drain waits at one gate at a time ([`LimiterContext::idle`]). All drains of a limiter are in
-//! one list, which says nothing about *which* gate one waits at: there are few drains, at the end
-//! of the life of a limiter, and many gates.
-//!
-//! | step | by | what |
-//! |---|---|---|
-//! | 1 | the drain | adds a waiter to the list |
-//! | 2 | the drain | sets "drain pending" in the state of the gate, unless the gate is idle |
-//! | 3 | the release that makes the gate idle | finds the flag, clears it ([`Gate::disarm_drain`]) |
-//! | 4 | the same thread | takes the whole list and wakes all of it ([`LimiterContext::notify_idle`]) |
-//! | 5 | each woken drain | starts at 1 again, and is done if its gate is idle |
-//!
-//! No wake-up is lost, since 1 is before 2: a release that finds the flag finds the waiter, and a
-//! release that came before the flag is seen by step 2, which is one exchange of the state of the
-//! gate. A drain that was woken because of another gate finds its own still busy, and arms it
-//! again.
+//! The context of one limiter: its clock, its observer, and the drains that wait.
 //!
 //! # Events
 //!
@@ -25,25 +6,19 @@
 //! observer. The caller holds no lock. The one exception counts without an observer: a rejection
 //! that is decided under the lock of a shard, which is only done if there is none.
 
-use std::{
-    future::poll_fn,
-    sync,
-    task::{Poll, Waker, ready},
-    time::Duration,
-};
+use std::{sync, time::Duration};
 
 use crate::{
-    gate::{
-        Gate,
-        waiter::{WaitOutcome, Waiter},
+    observe::{
+        Event,
+        dispatch::{Observers, TenantRef},
     },
-    observe::{Event, Observers, TenantRef},
     rejected::{RejectReason, Rejected},
-    tenant::holds::Holds,
+    tenant::{drains::Drains, holds::Holds},
     util::{
         clock::Clock,
         retry_after::Backoff,
-        sync::{Arc, AtomicU64, Mutex, Ordering, lock},
+        sync::{AtomicU64, Ordering},
     },
 };
 
@@ -54,8 +29,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct LimiterContext {
     pub(crate) clock: sync::Arc<Clock>,
-    // The drains that wait for a gate to be idle.
-    drains: Mutex<Vec<Arc<Waiter>>>,
+    pub(crate) drains: Drains,
     // Of requests that are rejected without an entry.
     rejections: Backoff,
     observers: Option<Observers>,
@@ -80,7 +54,7 @@ impl LimiterContext {
     pub(crate) fn new(observers: Option<Observers>, holds: Option<Holds>) -> Self {
         Self {
             clock: sync::Arc::new(Clock::new()),
-            drains: Mutex::new(Vec::new()),
+            drains: Drains::default(),
             rejections: Backoff::new(),
             observers,
             holds,
@@ -171,52 +145,5 @@ impl LimiterContext {
         let waited = None;
         self.report(tenant, Event::Rejected { rejected, waited });
         rejected
-    }
-
-    /// Resolves when `gate` is idle; returns whether it was busy before.
-    pub(crate) async fn idle(&self, gate: &Gate) -> bool {
-        let mut listening: Option<Arc<Waiter>> = None;
-        let mut was_busy = false;
-        poll_fn(|cx| {
-            loop {
-                if let Some(waiter) = &listening {
-                    ready!(waiter.poll(cx));
-                }
-                // Registered before the gate is checked, so that a release after the check finds
-                // the waiter and no wake-up is lost.
-                let waiter = self.listen(cx.waker().clone());
-                if !gate.arm_drain() {
-                    return Poll::Ready(was_busy);
-                }
-                was_busy = true;
-                listening = Some(waiter);
-            }
-        })
-        .await
-    }
-
-    /// Wakes all drains. Each checks its gate again.
-    #[cold]
-    pub(crate) fn notify_idle(&self) {
-        let drains = std::mem::take(&mut *lock(&self.drains));
-        for waiter in &drains {
-            waiter.decide(WaitOutcome::Granted);
-            waiter.wake();
-        }
-    }
-
-    /// Adds a waiter of a drain to the list, and removes those whose drain was dropped.
-    fn listen(&self, waker: Waker) -> Arc<Waiter> {
-        let waiter = Arc::new(Waiter::new(0, 0, waker));
-        let mut drains = lock(&self.drains);
-        // `gone`: waiters whose future was dropped.
-        let (kept, gone) = drains
-            .drain(..)
-            .partition::<Vec<_>, _>(|waiter| Arc::strong_count(waiter) > 1);
-        *drains = kept;
-        drains.push(Arc::clone(&waiter));
-        drop(drains);
-        drop(gone);
-        waiter
     }
 }

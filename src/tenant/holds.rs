@@ -62,7 +62,7 @@ use tokio::{
 };
 
 use crate::{
-    observe::{Event, TenantRef},
+    observe::{Event, dispatch::TenantRef},
     tenant::{context::LimiterContext, entry::TenantHandle, max_hold::MaxHold},
     util::{
         panic::catch_panic,

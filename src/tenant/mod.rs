@@ -26,6 +26,7 @@
 //! lock and the queue lock of a gate are never taken under any of these.
 
 pub(crate) mod context;
+pub(crate) mod drains;
 pub(crate) mod entry;
 pub(crate) mod holds;
 pub(crate) mod max_hold;

@@ -29,7 +29,7 @@
 //! });
 //! ```
 
-mod table;
+mod names;
 mod tenants;
 
 use std::{
@@ -42,7 +42,7 @@ use metrics::{Counter, Gauge, Histogram};
 
 pub use self::tenants::TenantMetrics;
 use crate::{
-    observe::{Event, Observer, Outcome, metrics::table::Metric},
+    observe::{Event, Observer, Outcome, metrics::names::Metric},
     rejected::{RejectReason, Rejected},
 };
 
@@ -106,25 +106,25 @@ impl Metrics {
     /// Install the recorder first: metrics created before it are not recorded.
     #[must_use]
     pub fn new(limiter: impl Into<String>) -> Self {
-        table::describe();
+        names::describe();
         let limiter = limiter.into();
         let of = [limiter.as_str()];
         let reasons = |metric: Metric| {
             RejectReason::ALL.map(|reason| (reason, metric.counter(&[&limiter, reason.as_str()])))
         };
         Self {
-            in_flight: Level::new(table::IN_FLIGHT.gauge(&of)),
-            waiting: Level::new(table::WAITING.gauge(&of)),
-            tracked: Level::new(table::TRACKED.gauge(&of)),
-            admitted: table::ADMITTED.counter(&of),
-            rejected: reasons(table::REJECTED),
-            would_reject: reasons(table::WOULD_REJECT),
-            would_queue: table::WOULD_QUEUE.counter(&of),
-            cancelled_in_queue: table::CANCELLED.counter(&[&limiter, "queue"]),
-            cancelled_running: table::CANCELLED.counter(&[&limiter, "running"]),
-            expired: table::EXPIRED.counter(&of),
-            evicted: table::EVICTED.counter(&of),
-            wait: table::WAIT.histogram(&of),
+            in_flight: Level::new(names::IN_FLIGHT.gauge(&of)),
+            waiting: Level::new(names::WAITING.gauge(&of)),
+            tracked: Level::new(names::TRACKED.gauge(&of)),
+            admitted: names::ADMITTED.counter(&of),
+            rejected: reasons(names::REJECTED),
+            would_reject: reasons(names::WOULD_REJECT),
+            would_queue: names::WOULD_QUEUE.counter(&of),
+            cancelled_in_queue: names::CANCELLED.counter(&[&limiter, "queue"]),
+            cancelled_running: names::CANCELLED.counter(&[&limiter, "running"]),
+            expired: names::EXPIRED.counter(&of),
+            evicted: names::EVICTED.counter(&of),
+            wait: names::WAIT.histogram(&of),
             hold: None,
             limiter,
         }
@@ -144,7 +144,7 @@ impl Metrics {
     #[must_use]
     pub fn hold_times(self) -> Self {
         Self {
-            hold: Some(table::HOLD.histogram(&[&self.limiter])),
+            hold: Some(names::HOLD.histogram(&[&self.limiter])),
             ..self
         }
     }

@@ -9,7 +9,7 @@ use std::{
 use metrics::Counter;
 
 use crate::{
-    observe::{Event, Observer, metrics::table},
+    observe::{Event, Observer, metrics::names},
     util::{key::Name, sync::lock_std},
 };
 
@@ -70,7 +70,7 @@ impl<K> TenantMetrics<K> {
     where
         F: Fn(&K) -> String + Send + Sync + 'static,
     {
-        table::describe();
+        names::describe();
         let limiter = limiter.into();
         Self {
             other: TenantCounters::new(&limiter, OTHER),
@@ -117,8 +117,8 @@ impl<K> TenantMetrics<K> {
 impl TenantCounters {
     fn new(limiter: &str, tenant: &str) -> Self {
         Self {
-            queued: table::TENANT_QUEUED.counter(&[limiter, tenant]),
-            rejected: table::TENANT_REJECTED.counter(&[limiter, tenant]),
+            queued: names::TENANT_QUEUED.counter(&[limiter, tenant]),
+            rejected: names::TENANT_REJECTED.counter(&[limiter, tenant]),
         }
     }
 }

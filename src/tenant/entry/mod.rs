@@ -55,7 +55,7 @@ use crate::{
         state::{GateState, Rule},
         waiter::Waiter,
     },
-    observe::{Event, TenantRef},
+    observe::{Event, dispatch::TenantRef},
     rejected::{RejectReason, Rejected},
     tenant::{
         context::{Counts, LimiterContext},
@@ -294,7 +294,7 @@ impl Entry {
     fn then_notify<R>(&self, change: impl FnOnce() -> R) -> R {
         let result = change();
         if self.gate.disarm_drain() {
-            self.context.notify_idle();
+            self.context.drains.notify();
         }
         result
     }

@@ -1,5 +1,7 @@
 //! When idle tenants are evicted.
 
+pub(crate) mod task;
+
 use std::time::Duration;
 
 /// When idle tenants are evicted: by default after 30 minutes, with a sweep every 5 minutes.
