@@ -66,6 +66,25 @@ impl Error {
     ///
     /// A rejection by another limiter inside the inner service counts as an error of the inner
     /// service; [`downcast_ref`](Self::downcast_ref) finds it too.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{BoxError, Error, RejectReason};
+    ///
+    /// fn log(error: &Error) -> String {
+    ///     match error.rejected() {
+    ///         Some(rejected) => format!("rejected: {}", rejected.reason().as_str()),
+    ///         None => format!("failed: {error}"),
+    ///     }
+    /// }
+    ///
+    /// # let limiter = tower_tenant::TenantLimiter::<u64>::new(0);
+    /// let error = Error::from(limiter.try_acquire(&7).unwrap_err());
+    /// assert_eq!(log(&error), "rejected: paused");
+    /// let error = BoxError::from(error); // what an outer layer of tower sees
+    /// assert!(error.is::<tower_tenant::Rejected>());
+    /// ```
     #[must_use]
     pub fn rejected(&self) -> Option<&Rejected> {
         match &self.0 {

@@ -1,10 +1,35 @@
 //! The rejection of a request and its reason.
+//!
+//! The reasons fall into three classes, which differ in who can do something about them:
+//!
+//! | class | reasons | HTTP | gRPC |
+//! |---|---|---|---|
+//! | the tenant is at a limit of its own | `AtLimit`, `QueueFull`, `WaitExpired`, `Paused` | 429 | 8 |
+//! | the service has no room | `AtCapacity`, `CapacityQueueFull`, `CapacityWaitExpired`, `Closed`, `TableFull` | 503 | 14 |
+//! | the request names no usable tenant | `MissingTenant`, `InvalidTenant` | 400 | 3 |
+//!
+//! A closed limiter takes precedence over a pause, and a pause over all other reasons of an entry.
 
 use std::{error, fmt, time::Duration};
 
 use crate::util::name::names;
 
 /// The reason why a request was rejected.
+///
+/// [`as_str`](Self::as_str) is the stable name for logs, labels and problem documents; `FromStr`
+/// parses it. `Display` is a sentence for a person. Match with a wildcard arm, since reasons may be
+/// added.
+///
+/// # Examples
+///
+/// ```
+/// use tower_tenant::RejectReason;
+///
+/// let reason: RejectReason = "queue_full".parse()?;
+/// assert_eq!(reason, RejectReason::QueueFull);
+/// assert_eq!(reason.to_string(), "the tenant has too many requests waiting");
+/// # Ok::<(), tower_tenant::UnknownName>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RejectReason {
@@ -62,11 +87,13 @@ impl RejectReason {
         match self {
             Self::AtLimit => "the tenant has too many requests in flight",
             Self::QueueFull => "the tenant has too many requests waiting",
-            Self::WaitExpired => "the request waited too long for a slot of its tenant",
+            Self::WaitExpired => "the request waited too long for a permit of its tenant",
             Self::Paused => "the tenant is paused",
             Self::AtCapacity => "the service has too many requests in flight",
             Self::CapacityQueueFull => "the service has too many requests waiting",
-            Self::CapacityWaitExpired => "the request waited too long for a slot of the service",
+            Self::CapacityWaitExpired => {
+                "the request waited too long for the capacity of the service"
+            }
             Self::FleetUnavailable => "the limit of the tenant cannot be checked at the moment",
             Self::Closed => "the service takes no new requests",
             Self::TableFull => "too many tenants are active",
@@ -101,6 +128,40 @@ impl fmt::Display for RejectReason {
 ///
 /// It is small and `Copy`, and is made without allocation. It never contains the name of the
 /// tenant, so it is safe to show to a caller.
+///
+/// Where it appears:
+///
+/// - as the error of [`TenantLimiter`](crate::TenantLimiter);
+/// - inside [`Error`](crate::Error), or a `BoxError` of an outer layer, for a service that returns
+///   rejections as errors;
+/// - in the extensions of the response of an HTTP service;
+/// - in [`Event::Rejected`](crate::observe::Event::Rejected).
+///
+/// # Examples
+///
+/// A worker that puts a rejected job back, for as long as the hint says:
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_tenant::{RejectReason, Rejected, TenantLimiter};
+///
+/// fn delay(rejected: &Rejected) -> Option<Duration> {
+///     match rejected.reason() {
+///         RejectReason::Paused => None, // until an operator resumes the tenant
+///         _ => rejected.retry_after(),
+///     }
+/// }
+///
+/// let limiter = TenantLimiter::<u64>::new(1);
+/// let _permit = limiter.try_acquire(&7)?;
+/// let rejected = limiter.try_acquire(&7).unwrap_err();
+/// assert_eq!(delay(&rejected), Some(Duration::from_secs(1)));
+/// assert_eq!(
+///     rejected.to_string(),
+///     "request rejected: the tenant has too many requests in flight (limit 1, in flight 1, waiting 0)"
+/// );
+/// # Ok::<(), Rejected>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rejected {
     reason: RejectReason,
@@ -178,6 +239,12 @@ impl Rejected {
     ///
     /// The delay doubles while requests of the tenant keep being rejected, and falls again
     /// afterwards. `None` if a retry cannot succeed, because the request has no usable tenant.
+    ///
+    /// Callers that are rejected together are given different delays, in the upper half of the same
+    /// hint, so that they do not return together. The value is the delay in seconds of the header
+    /// `Retry-After` ([RFC 9110, section
+    /// 10.2.3](https://www.rfc-editor.org/rfc/rfc9110#section-10.2.3)). It is advice: nothing is
+    /// reserved for the caller.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after

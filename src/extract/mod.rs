@@ -1,4 +1,42 @@
 //! Extractors: how the tenant of a request is found.
+//!
+//! An extractor is the second argument of
+//! [`TenantConcurrencyLayer::new`](crate::TenantConcurrencyLayer::new).
+//!
+//! | the tenant is | use |
+//! |---|---|
+//! | a value of a header that was verified | `header` (feature `http`) |
+//! | the host name | `host` (feature `http`) |
+//! | a value that an outer layer has put into the extensions, such as one for authentication | `extension` (feature `http`) |
+//! | computed from the request, and cheap to copy | a closure that returns `Option<Key>` |
+//! | part of the request, and expensive to copy | [`borrowed`] around a closure that returns a reference |
+//! | possibly malformed | a closure that returns `Result<Key, NoTenant>`, or [`try_borrowed`] |
+//!
+//! Which identity to choose: one that the caller cannot make up. A limit for each value of a header
+//! that clients set freely limits only the honest ones; verify it in an outer layer, and bound the
+//! number of tenants with [`max_tenants`](crate::limiter::TenantLimiterBuilder::max_tenants).
+//!
+//! [`MissingTenant`] decides about requests without a tenant.
+//!
+//! # Examples
+//!
+//! The customer and the route together are the tenant, so that a slow route does not block the
+//! others:
+//!
+//! ```
+//! # #[cfg(feature = "http")] {
+//! use axum::{Router, extract::Request};
+//! use tower_tenant::{TenantConcurrencyLayer, extract::NoTenant};
+//!
+//! let layer = TenantConcurrencyLayer::new(4, |req: &Request| {
+//!     let customer = req.headers().get("x-customer").ok_or(NoTenant::Missing)?;
+//!     let customer = customer.to_str().map_err(|_| NoTenant::Invalid)?;
+//!     Ok::<_, NoTenant>((customer.to_owned(), req.uri().path().to_owned()))
+//! })
+//! .http();
+//! let app: Router = Router::new().layer(layer);
+//! # }
+//! ```
 
 pub(crate) mod exempt;
 #[cfg(feature = "http")]

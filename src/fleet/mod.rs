@@ -123,7 +123,7 @@ impl<K> Fleet<K> {
             reserve: None,
         };
         // Opened again when the task starts; here for the error.
-        Link::open(settings.link.clone()).map_err(|error| FleetError(error.to_string()))?;
+        drop(Link::open(settings.link.clone()).map_err(|error| FleetError(error.to_string()))?);
         Ok(Self {
             name: Box::new(move |tenant| name(tenant).into()),
             settings,

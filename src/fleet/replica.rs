@@ -378,7 +378,7 @@ fn read<K>(
         .min(budget.limit().max(limit))
         .max(in_use);
     let spare = match lease.how {
-        Use::Local if !is_closing && need > 0 => (need / 2).max(2),
+        Use::Local if !is_closing && need > 0 => need.max(4),
         _ => 0,
     };
     let oldest = entry

@@ -1,4 +1,16 @@
 //! The response body that holds a permit.
+//!
+//! The body is the last owner of the permit of an HTTP request. It releases it in one of four ways:
+//!
+//! | event | outcome | where |
+//! |---|---|---|
+//! | the inner body ends, or its last frame says so | by [`Remaining::outcome`] | [`ResponseBody::poll_inner`] |
+//! | the inner body fails | `Failed` | [`ResponseBody::poll_inner`] |
+//! | the body is dropped | as marked last: `Cancelled`, or `Completed` once all bytes were handed out | field order of [`ResponseBody`] |
+//! | the permit expires | `Expired`, reported by the task that expires it | [`ResponseBody::cut`] |
+//!
+//! The mark is needed since servers drop a body without polling for its end: hyper does so once it
+//! has sent as many bytes as `Content-Length` says, and never polls the body of a response to HEAD.
 
 use std::{
     pin::Pin,
@@ -29,6 +41,24 @@ pin_project! {
     /// servers drop a body that has produced as many bytes as its `Content-Length`.
     ///
     /// Its errors are those of the inner body, or [`HoldExpired`].
+    ///
+    /// # Examples
+    ///
+    /// An outer layer names the body of an inner one by its type:
+    ///
+    /// ```
+    /// use http::Response;
+    /// use http_body_util::Full;
+    /// use tower_tenant::http::ResponseBody;
+    ///
+    /// type Inner = Full<bytes::Bytes>;
+    ///
+    /// fn log(response: Response<ResponseBody<Inner>>) -> Response<ResponseBody<Inner>> {
+    ///     println!("{}", response.status());
+    ///     response
+    /// }
+    /// # log(Response::default());
+    /// ```
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
@@ -79,6 +109,8 @@ where
     B: Body<Error: Into<BoxError>>,
     B::Data: From<String>,
 {
+    /// Polls the inner body, or hands out the text of a rejection, and releases or marks the
+    /// permit.
     fn poll_inner(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -131,6 +163,7 @@ impl<B> ResponseBody<B> {
         }
     }
 
+    /// Makes the body of a rejection, in one frame, or none if it is empty.
     pub(crate) fn text(text: String) -> Self {
         Self {
             kind: Kind::Text {

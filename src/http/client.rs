@@ -23,6 +23,41 @@ impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
     ///
     /// Dropping a call releases its permit at once, although the server may still be processing
     /// the request.
+    ///
+    /// # Examples
+    ///
+    /// A client that sends at most two requests at a time to each host, with the others queued:
+    ///
+    /// ```
+    /// use http::Request;
+    /// use http_body_util::{Empty, Full};
+    /// use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn};
+    /// use tower_tenant::{Overflow, TenantConcurrencyLayer};
+    ///
+    /// # type Body = Empty<bytes::Bytes>;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), BoxError> {
+    /// # let client = service_fn(|_: Request<Body>| async {
+    /// #     Ok::<_, BoxError>(http::Response::new(Full::<bytes::Bytes>::from("pong")))
+    /// # });
+    /// let layer = TenantConcurrencyLayer::new(2, |req: &Request<_>| {
+    ///     req.uri().host().map(str::to_owned)
+    /// })
+    /// .overflow(Overflow::queue(100))
+    /// .hold_body();
+    /// let limiter = layer.limiter().clone();
+    /// // `client` is the legacy client of hyper-util.
+    /// let mut client = ServiceBuilder::new().layer(layer).service(client);
+    ///
+    /// let request = Request::get("http://acme.example/ping").body(Body::default())?;
+    /// let response = client.ready().await?.call(request).await?;
+    /// assert_eq!(limiter.in_flight("acme.example"), 1); // until the body is read
+    ///
+    /// http_body_util::BodyExt::collect(response.into_body()).await?;
+    /// assert_eq!(limiter.in_flight("acme.example"), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn hold_body(self) -> TenantConcurrencyLayer<K, X, BodyErrors> {
         self.map_mode(|Errors(())| BodyErrors(()))
     }

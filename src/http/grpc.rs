@@ -1,4 +1,38 @@
 //! Rejections of gRPC requests as gRPC statuses.
+//!
+//! A gRPC client expects HTTP status 200 and the error in `grpc-status`, so an HTTP 429 would reach
+//! it as a code it derives from the HTTP status (UNAVAILABLE, by the [mapping of
+//! gRPC](https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md)), without the
+//! retry delay. [`grpc`](crate::TenantConcurrencyLayer::grpc) responds in the form of the protocol.
+//! Call it after [`http`](crate::TenantConcurrencyLayer::http), which sets how long the permit is
+//! held: for a streaming call, until the stream ends.
+//!
+//! A server that returns the rejection of a [`TenantLimiter`](crate::TenantLimiter) from within a
+//! handler converts it with `?`, since [`Status`] implements `From<Rejected>`.
+//!
+//! # Examples
+//!
+//! ```
+//! use tonic::{Code, Response, Status};
+//! use tower_tenant::TenantLimiter;
+//!
+//! async fn export(limiter: &TenantLimiter<String>, tenant: &str) -> Result<Response<u64>, Status> {
+//!     let _permit = limiter.acquire(tenant).await?;
+//!     Ok(Response::new(42))
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Status> {
+//! let limiter = TenantLimiter::new(1);
+//! export(&limiter, "acme").await?;
+//! let _running = limiter.try_acquire("acme")?;
+//!
+//! let status = export(&limiter, "acme").await.unwrap_err();
+//! assert_eq!(status.code(), Code::ResourceExhausted);
+//! assert_eq!(status.metadata().get("grpc-retry-pushback-ms").unwrap(), "1000");
+//! # Ok(())
+//! # }
+//! ```
 
 use http::{HeaderMap, Response, StatusCode, header};
 use tonic::{Code, Status, server::NamedService};
@@ -72,6 +106,7 @@ impl<B, R: OnReject<B>> OnReject<B> for Grpc<R> {
     }
 }
 
+/// Returns whether the content type is that of gRPC, and not that of gRPC-Web, which begins alike.
 fn is_grpc(headers: &HeaderMap) -> bool {
     const GRPC: &[u8] = b"application/grpc";
     let kind = headers
@@ -96,6 +131,7 @@ impl From<Rejected> for Status {
     }
 }
 
+/// Returns the code that stands for the HTTP status of the rejection.
 fn code(rejected: Rejected) -> Code {
     match rejected.status() {
         StatusCode::TOO_MANY_REQUESTS => Code::ResourceExhausted,

@@ -13,6 +13,13 @@ use crate::{
 };
 
 /// How long an admitted HTTP request holds its permit.
+///
+/// | | `Body` | `Head` |
+/// |---|---|---|
+/// | what is limited | the whole request, with the transfer of its response | the work until the response starts |
+/// | a client that reads slowly | holds its permit | holds none |
+/// | `Outcome::Failed` | service or body failed | service failed |
+/// | reqwest-retry above it | holds the permit of a failed response through its pause | holds none |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Hold {
@@ -27,6 +34,9 @@ pub enum Hold {
 /// feature `reqwest` a `reqwest::Response`.
 ///
 /// The trait is sealed.
+///
+/// It is what lets [`hold_body`](crate::TenantConcurrencyLayer::hold_body) work with both kinds of
+/// clients.
 pub trait HoldResponse: sealed::Sealed + Sized {
     /// The response that holds the permit.
     type Held;

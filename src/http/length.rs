@@ -1,4 +1,10 @@
 //! How many bytes of a response follow its head, as far as HTTP defines it.
+//!
+//! The rules are those of [RFC 9112, section
+//! 6.3](https://www.rfc-editor.org/rfc/rfc9112#section-6.3): the response to HEAD, and any 1xx, 204
+//! and 304, ends with its head, and so does a 2xx to CONNECT; otherwise `Content-Length` counts.
+//! They decide only how the end of a request is *reported*, as completed, failed or cancelled. The
+//! permit is held by the body whatever its length.
 
 use bytes::Buf;
 use http::{HeaderMap, Method, Response, StatusCode, header};
@@ -22,6 +28,7 @@ pub enum Asked {
 }
 
 impl Asked {
+    /// Returns what a server knows from the method of the request.
     pub(crate) fn by(method: &Method) -> Self {
         match *method {
             Method::HEAD => Self::Head,
@@ -87,6 +94,7 @@ impl Remaining {
     }
 }
 
+/// Returns the `Content-Length`; `None` if it is missing or no number.
 fn declared(headers: &HeaderMap) -> Option<u64> {
     let length = headers.get(header::CONTENT_LENGTH)?;
     length.to_str().ok()?.parse().ok()

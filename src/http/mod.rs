@@ -1,4 +1,54 @@
 //! Rejections as HTTP responses, and permits held by response bodies.
+//!
+//! The methods here turn a layer for any Tower service into one for HTTP:
+//!
+//! | I have | call | a rejection is | the permit is held until |
+//! |---|---|---|---|
+//! | a server | [`http`](crate::TenantConcurrencyLayer::http) | a response 429, 503 or 400 | the end of the response body |
+//! | a gRPC server | `http` and `grpc` (feature `tonic`) | a gRPC status | the end of the response body |
+//! | a client | [`hold_body`](crate::TenantConcurrencyLayer::hold_body) | an [`Error`](crate::Error) | the end of the response body |
+//! | handlers that start work which outlives the response | [`share_permit`](crate::TenantConcurrencyLayer::share_permit) | | the last [`SharedPermit`] is dropped |
+//! | responses that stream for hours | [`hold`](crate::TenantConcurrencyLayer::hold)`(`[`Hold::Head`]`)` | | the response head |
+//!
+//! The status is 429 Too Many Requests ([RFC 6585, section
+//! 4](https://www.rfc-editor.org/rfc/rfc6585#section-4)) if the tenant itself can do something
+//! about it, and 503 Service Unavailable ([RFC 9110, section
+//! 15.6.4](https://www.rfc-editor.org/rfc/rfc9110#section-15.6.4)) if the service has no room. Both
+//! have the header `Retry-After` in seconds ([section
+//! 10.2.3](https://www.rfc-editor.org/rfc/rfc9110#section-10.2.3)).
+//!
+//! The response body changes its type to [`ResponseBody`]. Layers outside this one see that type;
+//! axum boxes it.
+//!
+//! # Examples
+//!
+//! An axum server. The second request of the tenant arrives while the first has a response that was
+//! not read:
+//!
+//! ```
+//! use axum::{Router, body::Body, routing::get};
+//! use http::{Request, StatusCode};
+//! use tower::ServiceExt;
+//! use tower_tenant::{TenantConcurrencyLayer, header};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let layer = TenantConcurrencyLayer::new(1, header("x-tenant-id")).http();
+//! let limiter = layer.limiter().clone();
+//! let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(layer);
+//! let request = || Request::get("/").header("x-tenant-id", "acme").body(Body::empty());
+//!
+//! let unread = app.clone().oneshot(request()?).await?;
+//! let rejected = app.clone().oneshot(request()?).await?;
+//! assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
+//! assert_eq!(rejected.headers()["retry-after"], "1");
+//! assert_eq!(rejected.headers()["content-type"], "application/problem+json");
+//!
+//! axum::body::to_bytes(unread.into_body(), usize::MAX).await?;
+//! assert_eq!(limiter.in_flight("acme"), 0);
+//! # Ok(())
+//! # }
+//! ```
 
 pub(crate) mod body;
 pub(crate) mod client;
@@ -53,6 +103,23 @@ impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
     /// extensions contain the [`Rejected`], which distinguishes it from a 429 of the inner service.
     ///
     /// The permit is held until the end of the response body; [`hold`](Self::hold) changes that.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use axum::{Router, routing::get};
+    /// use tower_tenant::{TenantConcurrencyLayer, header};
+    ///
+    /// let layer = TenantConcurrencyLayer::new(4, header("x-api-key")).http();
+    /// let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(layer);
+    /// ```
+    ///
+    /// The body of a rejection:
+    ///
+    /// ```json
+    /// {"type":"about:blank","title":"Too Many Requests","status":429,
+    ///  "detail":"the tenant has too many requests in flight","reason":"at_limit"}
+    /// ```
     pub fn http(self) -> TenantConcurrencyLayer<K, X, Http> {
         self.map_mode(|Errors(())| Http {
             hold: Hold::default(),
@@ -65,6 +132,17 @@ impl<K, X: Clone> TenantConcurrencyLayer<K, X, Errors> {
 
 impl<K, X: Clone, R: Clone> TenantConcurrencyLayer<K, X, Http<R>> {
     /// Sets how long an admitted request holds its permit.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{TenantConcurrencyLayer, header, http::Hold};
+    ///
+    /// // The handlers answer with files; only the work before the first byte is limited.
+    /// let layer = TenantConcurrencyLayer::new(4, header("x-tenant-id"))
+    ///     .http()
+    ///     .hold(Hold::Head);
+    /// ```
     pub fn hold(self, hold: Hold) -> Self {
         self.map_mode(|mode| Http { hold, ..mode })
     }
@@ -201,6 +279,8 @@ impl<R> Http<R> {
 }
 
 /// Inserts a `SharedPermit` into the extensions of the request, for its handler.
+///
+/// A handle that an outer layer has inserted is taken out and held by the new one.
 fn share(extensions: &mut Extensions, permit: Permit) -> HeldPermit {
     let (permit, handle) = SharedPermit::new(permit, extensions.remove());
     extensions.insert(handle);

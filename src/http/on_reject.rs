@@ -32,6 +32,11 @@ impl<B: Body, F: Fn(&Rejected) -> Response<B>> OnReject<B> for F {
 }
 
 /// The default response to a rejected request: status, `Retry-After`, and a small problem document.
+///
+/// The document has the members of [RFC 9457](https://www.rfc-editor.org/rfc/rfc9457): `type`,
+/// which is `about:blank`, `title`, `status` and `detail`, and as an extension `reason`, the name
+/// of the [`RejectReason`]. It contains neither the tenant nor a number of the limiter, so it may
+/// be shown to any caller.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProblemJson(());
 
@@ -55,6 +60,23 @@ impl Rejected {
     ///
     /// It is 429 for the limit, queue or wait of the tenant, 503 for causes outside the tenant, and
     /// 400 for a request without a usable tenant.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tower_tenant::TenantLimiter;
+    ///
+    /// let limiter = TenantLimiter::<u64>::new(1);
+    /// let _permit = limiter.try_acquire(&7)?;
+    /// let rejected = limiter.try_acquire(&7).unwrap_err();
+    /// assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
+    ///
+    /// limiter.close();
+    /// let rejected = limiter.try_acquire(&7).unwrap_err();
+    /// assert_eq!(rejected.status(), StatusCode::SERVICE_UNAVAILABLE);
+    /// # Ok::<(), tower_tenant::Rejected>(())
+    /// ```
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self.reason() {

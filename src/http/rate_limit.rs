@@ -1,4 +1,18 @@
 //! The `RateLimit` header fields.
+//!
+//! They are those of [draft-ietf-httpapi-ratelimit-headers], lists of items as RFC 9651 defines
+//! them:
+//!
+//! ```text
+//! RateLimit-Policy: "tenant";q=4;qu="concurrent-requests"
+//! RateLimit: "tenant";r=3                     admitted: three more may be in flight
+//! RateLimit: "tenant";r=0;t=2                 rejected: come back in two seconds
+//! ```
+//!
+//! `q` is the limit and `r` what is left of it. A quota of concurrent requests has no window, so
+//! the policy has no `w`, and `t` is there only with a rejection, where it is the retry delay.
+//!
+//! [draft-ietf-httpapi-ratelimit-headers]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -35,6 +49,7 @@ pub(crate) fn rejected(headers: &mut HeaderMap, name: &str, rejected: &Rejected)
     );
 }
 
+/// Returns the value of `RateLimit-Policy`.
 fn policy(name: &str, limit: usize) -> String {
     format!("\"{name}\";q={limit};qu=\"concurrent-requests\"")
 }

@@ -1,4 +1,14 @@
 //! A permit that work which outlives the response can hold.
+//!
+//! With [`share_permit`](crate::TenantConcurrencyLayer::share_permit) the permit of a request is in
+//! a [`PermitLease`], which has two kinds of owners: the request or the body of its response, as a
+//! [`HeldPermit`], and any number of [`SharedPermit`]s. The permit is released when the last of
+//! them is dropped, or taken out by [`SharedPermit::release`].
+//!
+//! `handles` counts the `SharedPermit`s alone. While it is above zero the permit is kept from
+//! expiring; the handle that lowers it to zero lets it expire again, and releases it if its time is
+//! up already. No lock of a lease is held while a permit is released, since that notifies the
+//! observer.
 
 use std::{
     fmt,
@@ -24,6 +34,25 @@ use crate::{
 /// as set with [`Hold`](crate::http::Hold), and the last clone is dropped.
 ///
 /// If several layers share their permits, the handle holds the permits of all of them.
+///
+/// # Examples
+///
+/// A WebSocket counts for as long as it is open, since its task holds the permit:
+///
+/// ```
+/// use axum::{Extension, Router, extract::ws::WebSocketUpgrade, response::Response, routing::any};
+/// use tower_tenant::{TenantConcurrencyLayer, header, http::SharedPermit};
+///
+/// async fn open(upgrade: WebSocketUpgrade, Extension(permit): Extension<SharedPermit>) -> Response {
+///     upgrade.on_upgrade(|mut socket| async move {
+///         while let Some(Ok(_message)) = socket.recv().await {}
+///         drop(permit);
+///     })
+/// }
+///
+/// let layer = TenantConcurrencyLayer::new(2, header("x-tenant-id")).http().share_permit();
+/// let app: Router = Router::new().route("/ws", any(open)).layer(layer);
+/// ```
 #[must_use = "the permit is held only while the handle exists"]
 pub struct SharedPermit {
     lease: Arc<PermitLease>,
@@ -69,6 +98,7 @@ impl SharedPermit {
         self.release_all();
     }
 
+    /// Releases the permit of this layer and those of the outer layers.
     fn release_all(&self) {
         if let Some(permit) = self.lease.take_unexpired() {
             permit.end(Outcome::Completed);
@@ -118,6 +148,8 @@ pub struct PermitLease {
 
 impl PermitLease {
     /// Takes the permit, unless it has expired: an expired one stays, so that the response ends.
+    ///
+    /// The caller drops it without the lock.
     fn take_unexpired(&self) -> Option<Permit> {
         lock(&self.permit).take_if(|permit| !permit.is_expired())
     }
@@ -171,6 +203,7 @@ impl Deadline {
         Permit::bound_of(&self.0).map_or(Poll::Pending, |bound| bound.poll_expired(cx))
     }
 
+    /// Returns whether the permit has expired.
     pub(crate) fn has_come(&self) -> bool {
         Permit::bound_of(&self.0).is_some_and(Bound::is_expired)
     }

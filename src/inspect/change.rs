@@ -1,4 +1,12 @@
 //! Changes of one tenant.
+//!
+//! A change passes four checks, each before the next one costs anything: the host and the origin of
+//! the request ([`hosts`](crate::inspect::hosts), [`guard`](crate::inspect::guard)), that the view
+//! is writable, header and content type, and the body. Then it takes its turn
+//! ([`turns`](crate::inspect::turns)), in which the tenant is found by its name and changed.
+//!
+//! A tenant is addressed by its name as the view shows it, since its key may have no form as text.
+//! So a name must be that of one tenant; otherwise nothing is changed.
 
 use std::{fmt::Display, hash::Hash, pin::pin};
 
@@ -22,6 +30,7 @@ use crate::{
 /// The maximum length of a request body, more than any change needs.
 const MAX_LEN: usize = 16 * 1024;
 
+/// What to do, by the path of the request.
 #[derive(Clone, Copy)]
 pub(super) enum Action {
     Limit,
@@ -35,6 +44,7 @@ pub(super) struct Change {
     order: Order,
 }
 
+/// The body of the request, in JSON.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Order {
@@ -44,6 +54,7 @@ struct Order {
 }
 
 impl Order {
+    /// Parses the body, and rejects unknown fields and JSON of another shape.
     fn parse(text: &[u8]) -> Result<Self, Fault> {
         let no_change = |error: &dyn Display| Fault::bad(format!("Invalid change: {error}"));
         let order = serde_json::from_slice(text).map_err(|error| no_change(&error))?;
@@ -84,6 +95,7 @@ impl Change {
 }
 
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> Inspect<K> {
+    /// Makes the change. It calls user code, for the names of all tenants, so it runs in a turn.
     pub(super) fn apply(&self, change: Change) -> Answer {
         let found = self.find(&change.order.tenant);
         let tenant = match &*found {

@@ -1,4 +1,42 @@
 //! A service that shows the state of a limiter as a page and as JSON.
+//!
+//! [`Inspect`] is for the person on call: which tenants have requests in flight, which wait, and
+//! for how long. With [`writable`](Inspect::writable) that person can also pause a tenant or change
+//! its limit. Use [metrics](crate::observe) for alerts and history, which a view of the present
+//! does not have.
+//!
+//! It is a Tower service for HTTP requests, to be mounted in a server of your own, on a port that
+//! only you can reach.
+//!
+//! # Examples
+//!
+//! ```
+//! use axum::{Router, body::Body};
+//! use http::{Request, StatusCode};
+//! use tower::ServiceExt;
+//! use tower_tenant::{TenantLimiter, inspect::Inspect};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let limiter = TenantLimiter::<String>::new(4);
+//! let _running = limiter.try_acquire("acme")?;
+//! let view = Inspect::new(limiter, |tenant: &String| tenant.clone());
+//! let admin: Router = Router::new().nest_service("/tenants", view);
+//!
+//! let request = Request::get("/tenants/snapshot.json?sort=in_flight&top=10")
+//!     .header("host", "localhost:9000")
+//!     .body(Body::empty())?;
+//! let response = admin.clone().oneshot(request).await?;
+//! assert_eq!(response.status(), StatusCode::OK);
+//! let json = axum::body::to_bytes(response.into_body(), usize::MAX).await?;
+//! let json: serde_json::Value = serde_json::from_slice(&json)?;
+//! assert_eq!(json["tenants"][0]["in_flight"], 1);
+//!
+//! let request = Request::get("/tenants/").header("host", "evil.example").body(Body::empty())?;
+//! assert_eq!(admin.oneshot(request).await?.status(), StatusCode::FORBIDDEN);
+//! # Ok(())
+//! # }
+//! ```
 
 mod change;
 mod guard;
@@ -140,6 +178,33 @@ impl<K> Inspect<K> {
     /// | 404 | no tenant with that name is tracked or has an override |
     /// | 409 | several tenants have that name; or the tenant was resumed, but its limit is 0 |
     /// | 500 | a key or the function passed to [`new`](Self::new) panicked |
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use axum::{Router, body::Body};
+    /// use http::{Request, StatusCode};
+    /// use tower::ServiceExt;
+    /// use tower_tenant::{TenantLimiter, inspect::Inspect};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = TenantLimiter::<String>::new(4);
+    /// drop(limiter.try_acquire("acme")?);
+    /// let view = Inspect::new(limiter.clone(), |tenant: &String| tenant.clone()).writable();
+    /// let admin: Router = Router::new().nest_service("/tenants", view);
+    ///
+    /// let request = Request::post("/tenants/limit")
+    ///     .header("host", "localhost:9000")
+    ///     .header("x-tower-tenant", "1")
+    ///     .header("content-type", "application/json")
+    ///     .body(Body::from(r#"{"tenant": {"name": "acme"}, "limit": 8}"#))?;
+    /// let response = admin.oneshot(request).await?;
+    /// assert_eq!(response.status(), StatusCode::NO_CONTENT);
+    /// assert_eq!(limiter.stats("acme").map(|stats| stats.limit), Some(8));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn writable(self) -> Self {
         Self {

@@ -7,6 +7,7 @@ const ROWS: usize = 100;
 /// The maximum number of rows, so that a million tenants do not make a response of 100 MB.
 const MAX_ROWS: usize = 1_000;
 
+/// Which tenants to show, and in which order.
 #[derive(Debug, PartialEq)]
 pub(super) struct Query {
     /// `None` sorts by name.
@@ -17,6 +18,8 @@ pub(super) struct Query {
 }
 
 impl Query {
+    /// Parses the part of the URI after `?`. An unknown parameter is an error, so that a typing
+    /// mistake does not show all tenants.
     pub(super) fn parse(query: &str) -> Result<Self, Fault> {
         let mut parsed = Self {
             sort: Some(SortBy::InFlight),

@@ -9,6 +9,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
 const PAGE: &str = include_str!("page.html");
 
+/// A response of the view; both forms are hardened alike before they are sent.
 pub(super) type Answer = Result<Response<String>, Fault>;
 
 /// An error response.
@@ -29,10 +30,13 @@ impl Fault {
         }
     }
 
+    /// Makes a 400, for a request that the client has to correct.
     pub(super) fn bad(sentence: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, sentence)
     }
 
+    /// Makes a 405 with the header `Allow`, as
+    /// [RFC 9110, section 15.5.6](https://www.rfc-editor.org/rfc/rfc9110#section-15.5.6) requires.
     pub(super) fn not_allowed(methods: &'static str) -> Self {
         let sentence = "Method not allowed";
         Self {
@@ -54,6 +58,8 @@ impl From<Fault> for Response<String> {
     }
 }
 
+/// Returns the page, with a policy that allows its own script and style alone, by a nonce of this
+/// response.
 pub(super) fn page() -> Response<String> {
     // The hasher has random keys, so its result is unpredictable.
     let random = || RandomState::new().build_hasher().finish();

@@ -28,6 +28,7 @@ use crate::{
 /// How long a snapshot is shared, by tokio's clock.
 const SHARED: Duration = Duration::from_millis(250);
 
+/// The turn is the lock; the snapshot is what it guards.
 pub(super) struct Turns<K>(Arc<Mutex<Kept<K>>>);
 
 /// The last snapshot, as long as it is shared.
@@ -81,10 +82,12 @@ impl<K> Kept<K> {
         drop(self.0.take());
     }
 
+    /// Keeps a snapshot that was just made.
     fn keep(&mut self, snapshot: Snapshot<K>) -> &Snapshot<K> {
         &self.0.insert((Instant::now(), snapshot)).1
     }
 
+    /// Returns the snapshot, unless it is too old.
     fn shared(&self) -> Option<&Snapshot<K>> {
         let (made, snapshot) = self.0.as_ref()?;
         // The clock of another runtime may be behind.
@@ -103,6 +106,7 @@ fn forget_later<K: Send + Sync + 'static>(turns: Weak<Mutex<Kept<K>>>) -> bool {
     true
 }
 
+/// Drops the snapshot after `sleep`, in a turn of its own, unless a newer one was made meanwhile.
 async fn forget<K: Send + Sync + 'static>(turns: Weak<Mutex<Kept<K>>>, sleep: Sleep) {
     let mut sleep = pin!(sleep);
     poll_fn(|cx| timer::poll(sleep.as_mut(), cx)).await;

@@ -15,6 +15,7 @@ use crate::{
 /// Names are truncated to this number of characters.
 const SHOWN: usize = 256;
 
+/// The response to `/snapshot.json`.
 #[derive(Serialize)]
 struct View {
     writable: bool,
@@ -42,6 +43,7 @@ pub(super) struct Named {
 }
 
 impl Named {
+    /// Truncates a name, and adds the id that tells it from others with the same beginning.
     fn of(name: &str) -> Self {
         // The keys of this hasher are constant, so the id is the same in all processes.
         let mut hasher = DefaultHasher::new();
@@ -70,6 +72,8 @@ impl Shown {
 }
 
 impl<K> Inspect<K> {
+    /// Returns the tenants that `query` selects, with the totals over all. Only the names that the
+    /// search or the order needs are computed, and those of the rows that are shown.
     pub(super) fn view(&self, snapshot: &Snapshot<K>, query: &Query) -> serde_json::Result<String> {
         let found = |row: &&TenantSnapshot<K>| {
             let name = || fold(&(self.name)(&row.tenant));
@@ -126,6 +130,7 @@ impl<K> Inspect<K> {
         rows
     }
 
+    /// Adds the name of each tenant, which is user code.
     fn called<'s>(&self, rows: Vec<&'s TenantSnapshot<K>>) -> Vec<(String, &'s TenantSnapshot<K>)> {
         rows.into_iter()
             .map(|row| ((self.name)(&row.tenant), row))

@@ -1,4 +1,21 @@
 //! The future that waits in the queue of a tenant for a permit.
+//!
+//! # States
+//!
+//! | state | `waiter` | holds | left by |
+//! |---|---|---|---|
+//! | created | `None` | nothing | the first poll, which is the arrival of the request |
+//! | waiting | `Some` | a place in the queue | a grant, a rejection, the deadline, the drop |
+//! | granted, not collected | `Some` | a slot | the next poll, or the drop |
+//! | resolved | `None` | nothing: the slot is in the [`Permit`] | |
+//!
+//! The thread that ends the wait decides it in the [`Waiter`]; the future only collects the
+//! decision. So at the deadline, and in the drop, the future first asks the gate to remove the
+//! waiter. If it is too late for that, the decision stands: a slot that was granted becomes a
+//! permit at the deadline, and is released in the drop.
+//!
+//! One report is made for each way out: `Admitted` or `Rejected` by the poll, `Cancelled` by the
+//! drop.
 
 use std::{
     future::Future,
@@ -41,6 +58,7 @@ pin_project! {
 }
 
 impl Acquire {
+    /// Makes the future. The request does not queue before the first poll.
     pub(crate) fn new(tenant: TenantHandle, overflow: Overflow) -> Self {
         Self {
             place: QueuePlace {
@@ -180,6 +198,7 @@ impl QueuePlace {
         }
     }
 
+    /// Turns the outcome of the wait into the result of the future, and reports it.
     fn resolve(&mut self, max_queued: usize, outcome: WaitOutcome) -> Result<Permit, Rejected> {
         match outcome {
             WaitOutcome::Granted => Ok(self.admit(max_queued)),
@@ -192,6 +211,7 @@ impl QueuePlace {
         }
     }
 
+    /// Wraps the slot that was granted, and reports the admission.
     fn admit(&mut self, max_queued: usize) -> Permit {
         let waited = self.waiter.take().map(|waiter| self.waited(&waiter));
         if let Some(state) = self.arrival {

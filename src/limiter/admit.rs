@@ -24,8 +24,8 @@ use std::{
 
 use crate::{
     extract::{NoTenant, missing::MissingTenant},
-    limiter::{TenantLimiter, acquire::Acquire, permit::Permit, sweeper},
-    observe::{Event, TenantRef},
+    limiter::{TenantLimiter, acquire::Acquire, evictor::task, permit::Permit},
+    observe::{Event, dispatch::TenantRef},
     rejected::{RejectReason, Rejected},
     tenant::entry::{Entry, Node, Payload, TenantHandle, Tracked},
     util::sync::{Arc, Ordering},
@@ -168,7 +168,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        sweeper::ensure(&self.state);
+        task::ensure(&self.state);
         let table = &self.state.table;
         let hash = table.hash(&*tenant);
         let rejection = |entry: &Entry| entry.rejection(max_queued);
@@ -183,10 +183,12 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         }
     }
 
+    /// Tracks a tenant, and starts the evictor's task if none runs: there was no tenant to evict
+    /// before.
     #[cold]
     fn track(&self, hash: u64, tenant: K) -> Result<Arc<Tracked<K>>, Rejected> {
         let tracked = self.state.track(hash, tenant)?;
-        sweeper::ensure(&self.state);
+        task::ensure(&self.state);
         Ok(tracked)
     }
 }
@@ -217,6 +219,7 @@ where
     }
 }
 
+/// The slow path of a request that may queue.
 #[cold]
 fn admit_or_queue(handle: TenantHandle, max_queued: usize) -> Result<Admission<Permit>, Rejected> {
     if max_queued == 0 {
@@ -238,6 +241,7 @@ fn admit_or_queue(handle: TenantHandle, max_queued: usize) -> Result<Admission<P
     }
 }
 
+/// The slow path of a request that may not queue.
 #[cold]
 fn admit_or_reject(handle: TenantHandle) -> Result<Permit, Rejected> {
     match handle.admit_or_reject() {

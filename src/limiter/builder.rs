@@ -12,7 +12,7 @@ use crate::{
         state::{Fleet, State},
     },
     limits::{EffectiveLimits, Limits},
-    observe::{Observer, Observers},
+    observe::{Observer, dispatch::Observers},
     tenant::{context::LimiterContext, holds::Holds, max_hold::MaxHold},
 };
 
@@ -69,6 +69,15 @@ impl<K> TenantLimiterBuilder<K> {
     ///
     /// The policy belongs to the handle that [`build`](Self::build) returns, and to its clones;
     /// [`TenantLimiter::overflow`] makes a handle with another one.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{Overflow, TenantLimiter};
+    ///
+    /// let batch = TenantLimiter::<u64>::builder(4).overflow(Overflow::queue(100)).build();
+    /// let interactive = batch.clone().overflow(Overflow::reject());
+    /// ```
     pub fn overflow(self, overflow: Overflow) -> Self {
         Self { overflow, ..self }
     }
@@ -78,6 +87,15 @@ impl<K> TenantLimiterBuilder<K> {
     ///
     /// By default it is the limit of tenants, or [`TenantLimiter::DEFAULT_LIMIT`] if that is
     /// computed by a function. [`TenantLimiter::set_anonymous_limit`] changes it later.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::TenantLimiter;
+    ///
+    /// let limiter = TenantLimiter::<String>::builder(4).anonymous_limit(2).build();
+    /// assert_eq!(limiter.anonymous_stats().limit, 2);
+    /// ```
     pub fn anonymous_limit(self, limit: usize) -> Self {
         Self {
             anonymous_limit: Some(limit),
@@ -91,6 +109,24 @@ impl<K> TenantLimiterBuilder<K> {
     /// request of the new tenant is rejected. A search for an idle tenant looks at about 1,000
     /// tenants, so that requests with made-up tenants stay cheap; the next search continues where
     /// the last one ended. [`TenantLimiter::set_max_tenants`] changes it later.
+    ///
+    /// Set it where clients choose the name of their tenant: it bounds the memory that made-up
+    /// names take, to about 128 bytes and a key for each. A tenant with a request in flight or
+    /// queued is never evicted.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{RejectReason, TenantLimiter};
+    ///
+    /// let limiter = TenantLimiter::<u64>::builder(1).max_tenants(1).build();
+    /// drop(limiter.try_acquire(&7)?);
+    /// let _permit = limiter.try_acquire(&8)?; // evicts 7, which is idle
+    ///
+    /// let rejected = limiter.try_acquire(&9).unwrap_err();
+    /// assert_eq!(rejected.reason(), RejectReason::TableFull);
+    /// # Ok::<(), tower_tenant::Rejected>(())
+    /// ```
     pub fn max_tenants(self, max: usize) -> Self {
         Self {
             max_tenants: max,
@@ -105,6 +141,22 @@ impl<K> TenantLimiterBuilder<K> {
 
     /// Limits how many requests are in flight over all tenants, and divides that capacity fairly
     /// between them. [`TenantLimiter::set_capacity`] changes the number later.
+    ///
+    /// A number is [`Capacity::new`]. With a capacity every request takes the slow path, which is
+    /// one more atomic operation when it starts and one when it ends.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{RejectReason, TenantLimiter};
+    ///
+    /// let limiter = TenantLimiter::<String>::builder(8).capacity(1).build();
+    /// let _permit = limiter.try_acquire("acme")?;
+    ///
+    /// let rejected = limiter.try_acquire("zenith").unwrap_err();
+    /// assert_eq!(rejected.reason(), RejectReason::AtCapacity);
+    /// # Ok::<(), tower_tenant::Rejected>(())
+    /// ```
     pub fn capacity(self, capacity: impl Into<Capacity<K>>) -> Self {
         Self {
             capacity: Some(capacity.into()),
@@ -116,6 +168,16 @@ impl<K> TenantLimiterBuilder<K> {
     /// before. A pair of observers is an observer, too.
     ///
     /// The observer lives as long as the limiter. It must not hold a handle of the limiter.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{TenantLimiter, observe::Event};
+    ///
+    /// let log = |tenant: Option<&String>, event: Event| println!("{tenant:?}: {event:?}");
+    /// let limiter = TenantLimiter::builder(4).observer((log, ())).build();
+    /// drop(limiter.try_acquire("acme")); // Tracked, Admitted, Released
+    /// ```
     pub fn observer(self, observer: impl Observer<K>) -> Self
     where
         K: 'static,
@@ -129,6 +191,23 @@ impl<K> TenantLimiterBuilder<K> {
     /// Counts the admitted and rejected requests of each tenant.
     ///
     /// The count costs one more atomic operation per request.
+    ///
+    /// The counts are in [`TenantLimiter::snapshot`]. They start again at 0 when the tenant is
+    /// evicted.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::TenantLimiter;
+    ///
+    /// let limiter = TenantLimiter::<u64>::builder(1).count_requests().build();
+    /// let _permit = limiter.try_acquire(&7)?;
+    /// assert!(limiter.try_acquire(&7).is_err());
+    ///
+    /// let snapshot = limiter.snapshot();
+    /// assert_eq!((snapshot.admitted, snapshot.rejected), (Some(1), Some(1)));
+    /// # Ok::<(), tower_tenant::Rejected>(())
+    /// ```
     pub fn count_requests(self) -> Self {
         Self {
             count_requests: true,
@@ -174,6 +253,9 @@ impl<K> TenantLimiterBuilder<K> {
     }
 
     /// Builds the limiter. It needs no runtime.
+    ///
+    /// Tasks of the limiter, which evict tenants and expire permits, are started by requests, on
+    /// the runtime that is current then.
     #[must_use]
     pub fn build(self) -> TenantLimiter<K> {
         let holds = self.max_hold.map(|max| Holds::new(max, Permit::expire));

@@ -1,4 +1,17 @@
 //! Shutdown of a limiter: rejects new requests, and waits for those in flight.
+//!
+//! A shutdown has three steps, of which the first two differ in how they treat the queue:
+//!
+//! | call | new requests | queued requests | requests in flight |
+//! |---|---|---|---|
+//! | [`TenantLimiter::stop_accepting`] | rejected | admitted as permits come free | run on |
+//! | [`TenantLimiter::close`] | rejected | rejected | run on |
+//! | [`TenantLimiter::drain_for`] | as before | waits for them | waits for them |
+//!
+//! A drain visits the entries one after the other and waits at each busy one, by a flag in the
+//! state of its gate; [`Drains::idle`](crate::tenant::drains::Drains::idle) says
+//! why no wake-up is lost. It starts over until a whole pass has found no busy entry, since a
+//! tenant that was idle when it was visited may have been given a request meanwhile.
 
 use std::{
     error, fmt,
@@ -16,6 +29,24 @@ use crate::{
 
 /// The error of [`TenantLimiter::drain_for`]: requests were in flight or queued when its time was
 /// up.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_tenant::TenantLimiter;
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limiter = TenantLimiter::<u64>::new(4);
+/// let _stuck = limiter.try_acquire(&7)?;
+///
+/// limiter.close();
+/// let error = limiter.drain_for(Duration::from_secs(30)).await.unwrap_err();
+/// assert_eq!((error.in_flight, error.waiting), (1, 0));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct DrainTimeout {
@@ -42,6 +73,31 @@ impl<K> TenantLimiter<K> {
     ///
     /// Requests in flight keep their permits; [`drain`](Self::drain) waits for them. A closed
     /// limiter cannot be opened again.
+    ///
+    /// Calling it again does nothing. Rejections have the reason
+    /// [`RejectReason::Closed`](crate::RejectReason::Closed), which is a 503 in HTTP, so that a
+    /// load balancer tries another instance. [Exempt](crate::TenantConcurrencyLayer::exempt)
+    /// requests, such as health checks, are still admitted.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{Overflow, RejectReason, TenantLimiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = TenantLimiter::<u64>::new(1).overflow(Overflow::queue(8));
+    /// let _running = limiter.acquire(&7).await?;
+    /// let waiting = tokio::spawn(limiter.acquire_owned(7));
+    /// tokio::task::yield_now().await;
+    ///
+    /// limiter.close();
+    /// let rejected = waiting.await?.unwrap_err();
+    /// assert_eq!(rejected.reason(), RejectReason::Closed);
+    /// assert_eq!(limiter.in_flight(&7), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn close(&self) {
         self.shut(Entry::close);
     }
@@ -142,6 +198,25 @@ impl<K> TenantLimiter<K> {
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
+    ///
+    /// # Examples
+    ///
+    /// After the signal to stop, a server has a time to end its requests, and logs those it had to
+    /// leave:
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_tenant::TenantLimiter;
+    ///
+    /// async fn shut_down(limiter: &TenantLimiter<String>) {
+    ///     limiter.stop_accepting();
+    ///     if let Err(left) = limiter.drain_for(Duration::from_secs(20)).await {
+    ///         eprintln!("{left}");
+    ///     }
+    /// }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() { shut_down(&TenantLimiter::new(4)).await; }
+    /// ```
     pub async fn drain_for(&self, longest: Duration) -> Result<(), DrainTimeout> {
         let mut drained = pin!(self.drain());
         let mut deadline = pin!(timer::sleep(longest));
@@ -178,11 +253,11 @@ impl<K> TenantLimiter<K> {
     /// Waits for each tenant in turn. Returns false if all were idle already.
     async fn drain_once(&self) -> bool {
         let anonymous = &self.state.anonymous().entry.gate;
-        let mut waited = self.state.context.idle(anonymous).await;
+        let mut waited = self.state.context.drains.idle(anonymous).await;
         for shard in 0..self.state.table.shards() {
             // One at a time, so that tenants that become idle meanwhile may be evicted.
             while let [busy] = &*self.state.table.find(shard, Entry::is_busy) {
-                waited |= self.state.context.idle(&busy.entry.gate).await;
+                waited |= self.state.context.drains.idle(&busy.entry.gate).await;
             }
         }
         waited

@@ -15,6 +15,19 @@ use crate::gate::state;
 /// let reject = Overflow::reject(); // the default
 /// let queue = Overflow::queue(16).max_wait(Duration::from_millis(500));
 /// ```
+///
+/// Which one to choose:
+///
+/// | traffic | policy |
+/// |---|---|
+/// | a person or a client that retries waits for the answer | [`reject`](Self::reject), or a queue with a wait that is short beside the time of a request |
+/// | many clients at a shared [`Capacity`](crate::Capacity) | [`queue`](Self::queue): only a request that waits can be given its share |
+/// | jobs that must run some time | a long queue, with [`max_wait`](Self::max_wait)`(Duration::MAX)` |
+///
+/// The queue of a tenant is first in, first out, as that of tokio's
+/// [`Semaphore`](https://docs.rs/tokio/latest/tokio/sync/struct.Semaphore.html): a new request does
+/// not overtake a queued one of its tenant. A queued request takes up no task and no thread, and
+/// allocates once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Overflow {
     queue: usize,
@@ -26,6 +39,14 @@ impl Overflow {
     pub const DEFAULT_MAX_WAIT: Duration = Duration::from_secs(1);
 
     /// Rejects the request at once.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::Overflow;
+    ///
+    /// assert_eq!(Overflow::reject(), Overflow::default());
+    /// ```
     #[must_use]
     pub const fn reject() -> Self {
         Self::queue(0)
@@ -39,6 +60,24 @@ impl Overflow {
     /// polled.
     ///
     /// 0 is the same as [`reject`](Self::reject). Values above 1 048 575 are taken as 1 048 575.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{Overflow, RejectReason, TenantLimiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_tenant::Rejected> {
+    /// let limiter = TenantLimiter::<u64>::new(1).overflow(Overflow::queue(1));
+    /// let running = limiter.acquire(&7).await?;
+    /// let waiting = tokio::spawn(limiter.acquire_owned(7));
+    /// tokio::task::yield_now().await;
+    ///
+    /// let rejected = limiter.acquire(&7).await.unwrap_err();
+    /// assert_eq!(rejected.reason(), RejectReason::QueueFull);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn queue(len: usize) -> Self {
         Self {
@@ -58,6 +97,24 @@ impl Overflow {
     /// that would have to wait is rejected as if its time were up. tokio panics if the runtime has
     /// no time driver; the panic is caught, but it runs the panic hook, and with `panic = "abort"`
     /// it ends the process.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_tenant::{Overflow, RejectReason, TenantLimiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), tower_tenant::Rejected> {
+    /// let patient = Overflow::queue(8).max_wait(Duration::from_secs(5));
+    /// let limiter = TenantLimiter::<u64>::new(1).overflow(patient);
+    /// let _running = limiter.acquire(&7).await?;
+    ///
+    /// let rejected = limiter.acquire(&7).await.unwrap_err(); // after 5 s
+    /// assert_eq!(rejected.reason(), RejectReason::WaitExpired);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn max_wait(self, max_wait: Duration) -> Self {
         Self { max_wait, ..self }

@@ -1,4 +1,22 @@
 //! The permit of one request, released when it is dropped.
+//!
+//! A permit has one of two forms, and the same release for both:
+//!
+//! ```text
+//! not observed:  Permit ──────────────────────▶ entry of the tenant
+//! observed:      Permit ──▶ stand-in entry ───▶ entry of the tenant
+//!                           + ObservedPermit
+//! ```
+//!
+//! `observed` means that the limiter has an observer or a maximum hold time. Either way, the drop
+//! of the permit subtracts one request in the gate it points at. The gate of a stand-in is full
+//! with that one request and has the flag "needs slow path", so its release always has a follow-up:
+//! [`Permit::release_observed`], which releases the slot of the tenant and reports it.
+//!
+//! The outcome is a mark. It is `COMPLETED` for a permit that a caller acquired, `CANCELLED` from
+//! the moment that a layer takes it for a request ([`Permit::of_request`]), and what the layer last
+//! [marked](Permit::mark) when it is released. So a request that is dropped at any point is
+//! reported as cancelled without code for it.
 
 use std::{
     any::Any,
@@ -24,6 +42,34 @@ use crate::{
 /// ```compile_fail
 /// fn is_clone<T: Clone>() {}
 /// is_clone::<tower_tenant::Permit>(); // a permit stands for one request in flight
+/// ```
+///
+/// It is `Send` and `'static`, so it can be moved into a task, a body or a struct, and released on
+/// any thread. It holds the limiter's figures, but no handle of the limiter.
+///
+/// # Examples
+///
+/// A struct that owns its permit stands for the work, and ends it by its drop:
+///
+/// ```
+/// use tower_tenant::{Permit, Rejected, TenantLimiter};
+///
+/// struct Export {
+///     rows: Vec<String>,
+///     _permit: Permit,
+/// }
+///
+/// fn start(limiter: &TenantLimiter<String>, tenant: &str) -> Result<Export, Rejected> {
+///     let _permit = limiter.try_acquire(tenant)?;
+///     Ok(Export { rows: Vec::new(), _permit })
+/// }
+///
+/// let limiter = TenantLimiter::new(1);
+/// let export = start(&limiter, "acme")?;
+/// assert!(start(&limiter, "acme").is_err());
+/// drop(export);
+/// assert!(start(&limiter, "acme").is_ok());
+/// # Ok::<(), Rejected>(())
 /// ```
 #[derive(Debug)]
 #[must_use = "dropping a permit releases it at once"]
@@ -85,11 +131,17 @@ impl Permit {
 
     /// Returns whether the permit has expired, because the request held it for longer than
     /// [`MaxHold`] allows. Dropping an expired permit does nothing.
+    ///
+    /// It is false for a limiter without a maximum hold time, and for a permit acquired without a
+    /// layer unless [`MaxHold::bare_permits`] is set. Work that takes long should look at it
+    /// between two steps, and end when it is true: the tenant may have another request in its
+    /// place.
     #[must_use]
     pub fn is_expired(&self) -> bool {
         self.bound().is_some_and(Bound::is_expired)
     }
 
+    /// Returns the state of the permit, if it is observed or has a maximum hold time.
     fn observed(&self) -> Option<&ObservedPermit> {
         match self.handle.gate.state().needs_slow_path() {
             true => self.handle.stand_in(),
@@ -97,6 +149,7 @@ impl Permit {
         }
     }
 
+    /// Returns the maximum hold time of the permit, if it has one.
     pub(crate) fn bound(&self) -> Option<&Bound> {
         self.observed()?.bound.as_ref()
     }
@@ -179,6 +232,8 @@ impl Permit {
         self
     }
 
+    /// Marks an observed permit as cancelled until further notice, and starts its maximum hold
+    /// time.
     #[cold]
     fn begin_request(&self) {
         self.mark_observed(Outcome::Cancelled);
@@ -199,6 +254,7 @@ impl Permit {
         }
     }
 
+    /// Stores the outcome. Relaxed, since the thread that releases the permit has it from this one.
     #[cold]
     fn mark_observed(&self, outcome: Outcome) {
         if let Some(stand_in) = self.handle.stand_in::<ObservedPermit>() {
@@ -240,6 +296,7 @@ impl ObservedPermit {
         Arc::new(Node::new(entry, observed)).into()
     }
 
+    /// Releases the slot of the tenant with the drop of the permit, unless the permit has expired.
     fn release(&self) {
         if let (Some(bound), Some(holds)) = (&self.bound, self.tenant.context.holds()) {
             holds.remove(bound);
@@ -254,6 +311,7 @@ impl ObservedPermit {
         });
     }
 
+    /// Releases the slot of the tenant and reports how the request ended.
     fn release_as(&self, outcome: Outcome) {
         self.tenant.release_and(|| {
             self.tenant.report(Event::Released {

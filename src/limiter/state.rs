@@ -1,4 +1,18 @@
 //! The state that all handles of a limiter share, and how a tenant becomes tracked.
+//!
+//! # How a tenant becomes tracked
+//!
+//! [`State::track`] makes an entry on the side and adds it only if nothing has changed meanwhile:
+//!
+//! 1. Compute the weight and the owner, which is user code, and make the entry, with a limit of 0.
+//! 2. Read the settings with their version, and whether the limiter is closed.
+//! 3. Compute the limit, which is user code, and set it.
+//! 4. Under the lock of the shard: if another thread has added the tenant, use that entry. If the
+//!    version is no longer the latest, start again at 2. Otherwise add the entry, or reject the
+//!    request if the table is full.
+//!
+//! `close` stores `closed`, then raises the version, then visits the table. An entry that is added
+//! before is visited; one that is about to be added is stale, and step 2 finds `closed`.
 
 use std::{
     borrow::Borrow,
@@ -9,9 +23,9 @@ use std::{
 use crate::{
     capacity::{SharedCapacity, share::Share},
     gate::{ALWAYS, state::Rule},
-    limiter::sweeper::{Sweep, Sweeper},
+    limiter::evictor::task::{Sweep, Sweeper},
     limits::{CachedLimit, EffectiveLimits, Reading},
-    observe::{Event, TenantRef},
+    observe::{Event, dispatch::TenantRef},
     rejected::{RejectReason, Rejected},
     tenant::{
         budget::Budget,
@@ -62,6 +76,7 @@ pub(crate) trait Fleet<K>: Send + Sync {
 }
 
 impl<K> State<K> {
+    /// Creates the state of a limiter without tenants.
     pub(crate) fn new(
         context: LimiterContext,
         limits: EffectiveLimits<K>,
@@ -84,6 +99,8 @@ impl<K> State<K> {
         }
     }
 
+    /// Returns the entry of requests without a tenant, made at the first call, with its current
+    /// limit.
     pub(crate) fn anonymous(&self) -> &Arc<Node<AnonymousKey>> {
         self.anonymous.get().unwrap_or_else(|| {
             let anonymous = self.anonymous.get_or_init(|| self.make_anonymous());
@@ -92,6 +109,7 @@ impl<K> State<K> {
         })
     }
 
+    /// Makes the entry of requests without a tenant. It takes part in the capacity with weight 1.
     fn make_anonymous(&self) -> Arc<Node<AnonymousKey>> {
         let share = self.capacity.as_ref().map(|common| {
             let pool = sync::Arc::clone(&common.pool);
@@ -111,6 +129,8 @@ impl<K> State<K> {
         }
     }
 
+    /// Puts the current limit in force on an entry that [`anonymous`](Self::anonymous) may not show
+    /// yet.
     fn update_anonymous_limit(&self, anonymous: &Node<AnonymousKey>) {
         self.apply_current(
             || self.anonymous_rule(),
@@ -118,6 +138,7 @@ impl<K> State<K> {
         );
     }
 
+    /// Returns the limit of requests without a tenant, with the version that it was read from.
     fn anonymous_rule(&self) -> (u64, Rule) {
         let overall = self.limits.overall();
         let rule = Rule {
@@ -141,6 +162,7 @@ impl<K> State<K> {
         });
     }
 
+    /// Makes an entry, paused until its limit is set.
     fn entry(&self, share: Option<Share<TenantHandle>>, budget: Option<Budget>) -> Entry {
         let counts = self.counts.then(Counts::default);
         Entry::new(

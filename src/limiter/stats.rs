@@ -6,6 +6,9 @@ use crate::gate::state::GateState;
 ///
 /// [`TenantLimiter::capacity_stats`](crate::TenantLimiter::capacity_stats) returns them for all
 /// tenants together, where `waiting` is read separately.
+///
+/// Under an enforced limit `in_flight` is above `limit` only after the limit was lowered, until
+/// enough requests have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

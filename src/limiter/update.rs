@@ -1,6 +1,18 @@
 //! Setters that change the limits of a running limiter.
 //!
 //! A change is recorded first and put in force on the tracked tenants afterwards, one by one.
+//!
+//! Each setter takes the same three steps:
+//!
+//! 1. Record the change in [`EffectiveLimits`](crate::limits::EffectiveLimits), under its lock.
+//!    From here on a tenant that becomes tracked gets the new setting.
+//! 2. Put it in force on the entries that are tracked already. Each entry is updated with the
+//!    settings that are current when it is visited, not with those of this call: if another setter
+//!    comes in between, both threads write the newer one.
+//! 3. Report the change to the observer, without a lock.
+//!
+//! When the setter returns, its change, or a newer one, is in force everywhere. A panic of the
+//! user's function at one tenant is resumed after step 2 has visited all the others.
 
 use std::{borrow::Borrow, hash::Hash};
 
@@ -11,13 +23,9 @@ use crate::{
         overrides::{Change, Override},
         settings::{ApplyError, Settings},
     },
-    observe::{Event, TenantRef},
+    observe::{Event, dispatch::TenantRef},
     tenant::entry::Tracked,
-    util::{
-        key::Tenant,
-        panic::FirstPanic,
-        sync::{Arc, Ordering},
-    },
+    util::{key::Tenant, panic::FirstPanic, sync::Arc},
 };
 
 impl<K> TenantLimiter<K> {
@@ -26,6 +34,22 @@ impl<K> TenantLimiter<K> {
     ///
     /// Raising it admits queued requests at once. After lowering it, requests in flight keep their
     /// permits, and queued requests are admitted only once fewer than `slots` are in flight.
+    ///
+    /// Numbers above 2 147 483 647 are clamped. With 0, all requests wait or are rejected.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{RejectReason, TenantLimiter};
+    ///
+    /// let limiter = TenantLimiter::<String>::builder(8).capacity(2).build();
+    /// let _permits = ["acme", "zenith"].map(|tenant| limiter.try_acquire(tenant));
+    /// let rejected = limiter.try_acquire("globex").unwrap_err();
+    /// assert_eq!(rejected.reason(), RejectReason::AtCapacity);
+    ///
+    /// limiter.set_capacity(3); // one more instance of the database
+    /// assert!(limiter.try_acquire("globex").is_ok());
+    /// ```
     pub fn set_capacity(&self, slots: usize) {
         if self.state.capacity.is_some() {
             self.state.limits.set_capacity(slots);
@@ -38,12 +62,39 @@ impl<K> TenantLimiter<K> {
     ///
     /// After lowering it, tracked tenants stay, and new tenants are tracked only in place of idle
     /// ones. See [`max_tenants`](crate::limiter::TenantLimiterBuilder::max_tenants).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{RejectReason, TenantLimiter};
+    ///
+    /// let limiter = TenantLimiter::<u64>::new(1);
+    /// let _busy = limiter.try_acquire(&7)?;
+    /// limiter.set_max_tenants(1);
+    ///
+    /// let rejected = limiter.try_acquire(&8).unwrap_err();
+    /// assert_eq!(rejected.reason(), RejectReason::TableFull);
+    /// # Ok::<(), tower_tenant::Rejected>(())
+    /// ```
     pub fn set_max_tenants(&self, max: usize) {
         self.state.table.set_max(max);
     }
 
     /// Sets when idle tenants are evicted, and restarts the task that evicts them at the next
     /// request.
+    ///
+    /// The idle times that tenants have reached already count for the new settings.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_tenant::{TenantLimiter, limiter::Evictor};
+    ///
+    /// let limiter = TenantLimiter::<u64>::new(4);
+    /// // A migration touches all customers once: forget them sooner while it runs.
+    /// limiter.set_evictor(Evictor::after(Duration::from_secs(60)).every(Duration::from_secs(10)));
+    /// ```
     pub fn set_evictor(&self, evictor: Evictor) {
         self.state.sweeper.set(evictor);
     }
@@ -53,6 +104,18 @@ impl<K> TenantLimiter<K> {
     ///
     /// It takes effect as a limit of a tenant does, and no longer follows
     /// [`set_default_limit`](Self::set_default_limit).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::TenantLimiter;
+    ///
+    /// let limiter = TenantLimiter::<u64>::new(4);
+    /// assert_eq!(limiter.anonymous_stats().limit, 4);
+    /// limiter.set_anonymous_limit(1);
+    /// limiter.set_default_limit(8);
+    /// assert_eq!(limiter.anonymous_stats().limit, 1);
+    /// ```
     pub fn set_anonymous_limit(&self, limit: usize) {
         self.state.limits.set_anonymous(limit);
         self.state.update_anonymous();
@@ -64,6 +127,19 @@ impl<K> TenantLimiter<K> {
     }
 
     /// Returns all per-tenant overrides, in no particular order.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::TenantLimiter;
+    ///
+    /// let limiter = TenantLimiter::<String>::new(4);
+    /// limiter.set_limit("acme", 20);
+    ///
+    /// let overrides = limiter.overrides();
+    /// assert_eq!(overrides[0].0, "acme");
+    /// assert_eq!(overrides[0].1.limit, Some(20));
+    /// ```
     #[must_use]
     pub fn overrides(&self) -> Vec<(K, Override)>
     where
@@ -87,6 +163,20 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// Panics if the function of [`Limits::from_fn`] panics, after all other tenants have their new
     /// limit.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::TenantLimiter;
+    ///
+    /// let limiter = TenantLimiter::<String>::new(1);
+    /// limiter.set_limit("acme", 2);
+    /// let _permits = ["acme", "zenith"].map(|tenant| limiter.try_acquire(tenant));
+    ///
+    /// limiter.set_default_limit(8);
+    /// let limit = |tenant| limiter.stats(tenant).map(|stats| stats.limit);
+    /// assert_eq!((limit("acme"), limit("zenith")), (Some(2), Some(8)));
+    /// ```
     pub fn set_default_limit(&self, limits: impl Into<Limits<K>>) {
         let limits = limits.into();
         let limit = limits.number();
@@ -100,6 +190,22 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// The limit stays when the tenant is evicted, until [`clear_limit`](Self::clear_limit) removes
     /// it. It takes effect as in [`set_default_limit`](Self::set_default_limit). A limit of 0
     /// pauses the tenant: its new requests and its queued requests are rejected.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::TenantLimiter;
+    ///
+    /// let limiter = TenantLimiter::<String>::new(1);
+    /// limiter.set_limit("acme", 2); // `acme` need not be tracked
+    /// let _one = limiter.try_acquire("acme")?;
+    /// let _two = limiter.try_acquire("acme")?;
+    ///
+    /// limiter.set_limit("acme", 1); // revokes nothing
+    /// assert_eq!(limiter.in_flight("acme"), 2);
+    /// assert!(limiter.try_acquire("acme").is_err());
+    /// # Ok::<(), tower_tenant::Rejected>(())
+    /// ```
     pub fn set_limit<Q>(&self, tenant: &Q, limit: usize)
     where
         K: Borrow<Q>,
@@ -114,6 +220,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     ///
     /// Panics if the function of [`Limits::from_fn`] panics. A tracked tenant then keeps its limit
     /// until limits are set again.
+    ///
+    /// A [pause](Self::pause) of the tenant stays. Does nothing if the tenant has no limit of its
+    /// own.
     pub fn clear_limit<Q>(&self, tenant: &Q)
     where
         K: Borrow<Q>,
@@ -170,88 +279,27 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         }
     }
 
-    /// Enables or disables dry run for all tenants without a dry-run override of their
-    /// [own](Self::set_tenant_dry_run).
+    /// Sets the weight of one tenant, from 1 to 1 048 576. Values outside that range are clamped.
     ///
-    /// In a dry run of all tenants, every request is admitted, whatever the limit, the capacity, a
-    /// pause or [`max_tenants`](crate::limiter::TenantLimiterBuilder::max_tenants) would have decided. A request that would have
-    /// been rejected or queued is reported to the [`Observer`](crate::observe::Observer), and
-    /// [`would_have_rejected`](Self::would_have_rejected) counts the rejections. Requests without a
-    /// usable tenant pass unlimited. The number of requests in flight stays exact, and may exceed
-    /// the limit. A closed limiter rejects requests in a dry run, too.
+    /// The [`capacity`](crate::limiter::TenantLimiterBuilder::capacity) is divided in proportion to
+    /// the weights. The weight stays when the tenant is evicted, until
+    /// [`clear_weight`](Self::clear_weight) removes it.
     ///
-    /// A new tenant that finds the table full is not tracked: its requests count only against the
-    /// capacity, and no drain waits for them.
-    ///
-    /// The requests in flight above the limit are treated as the queue when deciding whether a
-    /// request would have been queued or rejected.
-    ///
-    /// Enabling dry run admits all queued requests. Disabling it takes effect as lowering a limit
-    /// does: each tenant has its previous limit again, and the function of
-    /// [`Limits::from_fn`] is not called.
-    pub fn set_dry_run(&self, on: bool) {
-        self.state.limits.set_dry(on);
-        // The capacity changes first when the dry run begins and last when it ends: while the
-        // capacity is enforced, so is the limit of each tenant.
-        if on {
-            self.state.update_capacity();
-        }
-        self.state.update_anonymous();
-        self.update_all(|tracked| self.state.update_dry(tracked));
-        if !on {
-            self.state.update_capacity();
-        }
-    }
-
-    /// Enables or disables dry run for one tenant, in place of [`set_dry_run`](Self::set_dry_run).
-    ///
-    /// The setting stays when the tenant is evicted, until
-    /// [`clear_tenant_dry_run`](Self::clear_tenant_dry_run) removes it.
-    ///
-    /// A dry run of one tenant covers its limit and its pause. What all tenants share is still
-    /// enforced: its requests wait for the [`capacity`](crate::limiter::TenantLimiterBuilder::capacity) as others do and get no
-    /// more than their share of it, and a full table rejects the tenant if it is new. Only while
-    /// [`set_dry_run`](Self::set_dry_run) is enabled are these in dry run, too.
+    /// It has no effect on a limiter without a capacity.
     ///
     /// # Examples
     ///
     /// ```
     /// use tower_tenant::TenantLimiter;
     ///
-    /// let limiter = TenantLimiter::<String>::new(1);
-    /// limiter.set_tenant_dry_run("acme", true);
-    /// let permits = [(); 3].map(|()| limiter.try_acquire("acme").unwrap());
-    /// assert_eq!(limiter.in_flight("acme"), 3);
-    /// assert_eq!(limiter.would_have_rejected(), 2);
+    /// let limiter = TenantLimiter::<String>::builder(100).capacity(40).build();
+    /// limiter.set_weight("acme", 3);
+    /// let _permits = ["acme", "zenith"].map(|tenant| limiter.try_acquire(tenant));
     ///
-    /// limiter.clear_tenant_dry_run("acme");
-    /// assert!(limiter.try_acquire("acme").is_err());
-    /// # drop(permits);
+    /// let snapshot = limiter.snapshot();
+    /// let share = |name| snapshot.tenants.iter().find(|row| row.tenant == name)?.share;
+    /// assert_eq!((share("acme"), share("zenith")), (Some(30.0), Some(10.0)));
     /// ```
-    pub fn set_tenant_dry_run<Q>(&self, tenant: &Q, on: bool)
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
-        self.apply_dry_run(&self.set_own(tenant, |own| own.dry_run = Some(on)));
-    }
-
-    /// Removes the dry-run override of one tenant, so that [`set_dry_run`](Self::set_dry_run)
-    /// applies to it again.
-    pub fn clear_tenant_dry_run<Q>(&self, tenant: &Q)
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ?Sized,
-    {
-        if let Some(change) = self.clear_own(tenant, |own| own.dry_run = None) {
-            self.apply_dry_run(&change);
-        }
-    }
-
-    /// Sets the weight of one tenant, from 1 to 1 048 576. Values outside that range are clamped.
-    ///
-    /// The [`capacity`](crate::limiter::TenantLimiterBuilder::capacity) is divided in proportion to the weights. The weight stays
-    /// when the tenant is evicted, until [`clear_weight`](Self::clear_weight) removes it.
     pub fn set_weight<Q>(&self, tenant: &Q, weight: usize)
     where
         K: Borrow<Q>,
@@ -288,12 +336,32 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     /// # Errors
     ///
     /// Returns [`ApplyError`], and changes nothing, if `settings` has a capacity or a weight and
-    /// the limiter was built without a [`capacity`](crate::limiter::TenantLimiterBuilder::capacity).
+    /// the limiter was built without a
+    /// [`capacity`](crate::limiter::TenantLimiterBuilder::capacity).
     ///
     /// # Panics
     ///
     /// Panics if the function of [`Limits::from_fn`] or of
     /// [`Capacity::weights`](crate::Capacity::weights) panics, after everything else is in force.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{TenantLimiter, settings::{Override, Settings}};
+    ///
+    /// let mut settings = Settings::default();
+    /// settings.limit = Some(8);
+    /// let mut own = Override::default();
+    /// own.paused = true;
+    /// settings.tenants.insert("globex".to_owned(), own);
+    ///
+    /// let limiter = TenantLimiter::new(4);
+    /// limiter.pause("acme");
+    /// limiter.apply(settings)?;
+    /// assert!(limiter.try_acquire("acme").is_ok()); // its pause is not in the settings
+    /// assert!(limiter.try_acquire("globex").is_err());
+    /// # Ok::<(), tower_tenant::settings::ApplyError>(())
+    /// ```
     pub fn apply(&self, settings: Settings<K>) -> Result<(), ApplyError> {
         if settings.wants_capacity() && self.state.capacity.is_none() {
             return Err(ApplyError::NoCapacity);
@@ -332,14 +400,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         }
     }
 
-    /// Returns how many requests have been admitted so far that would have been rejected without
-    /// the [dry run](Self::set_dry_run).
-    #[must_use]
-    pub fn would_have_rejected(&self) -> u64 {
-        self.state.context.would_reject.load(Ordering::Relaxed)
-    }
-
-    fn set_own<Q>(&self, tenant: &Q, set: impl FnOnce(&mut Override)) -> Change<K>
+    pub(crate) fn set_own<Q>(&self, tenant: &Q, set: impl FnOnce(&mut Override)) -> Change<K>
     where
         K: Borrow<Q>,
         Q: ToOwned<Owned = K> + ?Sized,
@@ -347,7 +408,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         self.state.limits.set_own(tenant.to_owned(), set)
     }
 
-    fn clear_own<Q>(&self, tenant: &Q, clear: impl FnOnce(&mut Override)) -> Option<Change<K>>
+    pub(crate) fn clear_own<Q>(
+        &self,
+        tenant: &Q,
+        clear: impl FnOnce(&mut Override),
+    ) -> Option<Change<K>>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
@@ -370,16 +435,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
         }
     }
 
-    /// Puts in force whether the limit of a tenant is enforced or in dry run.
-    fn apply_dry_run(&self, change: &Change<K>) {
-        self.update_one(change, |tracked| self.state.update_dry(tracked));
-    }
-
     fn apply_weight(&self, change: &Change<K>) {
         self.update_one(change, |tracked| self.state.update_weight(tracked));
     }
 
-    fn update_one(&self, change: &Change<K>, update: impl Fn(&Tracked<K>)) {
+    pub(crate) fn update_one(&self, change: &Change<K>, update: impl Fn(&Tracked<K>)) {
         let Some(tenant) = change.tenant.key() else {
             return;
         };
@@ -394,7 +454,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantLimiter<K> {
     }
 
     /// Updates each tracked tenant. Resumes the first panic of `update` after all are updated.
-    fn update_all(&self, update: impl Fn(&Tracked<K>)) {
+    pub(crate) fn update_all(&self, update: impl Fn(&Tracked<K>)) {
         let mut panic = FirstPanic::default();
         self.state
             .table

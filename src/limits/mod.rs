@@ -1,4 +1,24 @@
 //! The limits of tenants: the default for all, the per-tenant overrides, and their current version.
+//!
+//! # Where a limit comes from
+//!
+//! The first of these that is set: a pause of the tenant (0), its own limit ([`Override`]), the
+//! default of all tenants ([`Limits`]). A limit computed by a function is computed when a tenant
+//! becomes tracked and when the limits for all are set, and is kept in its gate in between.
+//!
+//! # How a change takes effect
+//!
+//! [`EffectiveLimits`] is the one place where settings are recorded; the gates and the pool contain
+//! copies. A copy is written by this protocol, which both setters and new tenants follow:
+//!
+//! 1. read the settings and their version under the read lock;
+//! 2. derive the limit, with no lock held, since this may call the user's function;
+//! 3. take the lock of the copy (of the gate's queue, the shard or the pool), compare the version,
+//!    and write the copy only if it is still the latest; otherwise start over.
+//!
+//! A setter raises the version before it writes any copy. So a thread that derived a limit from
+//! older settings either writes it before the setter takes the lock of that copy, and the setter
+//! overwrites it; or it takes the lock later, sees the new version and starts over.
 
 pub(crate) mod overrides;
 pub mod settings;
@@ -35,6 +55,10 @@ pub(crate) const DEFAULT_LIMIT: usize = 4;
 ///     if tenant.starts_with("pro-") { 16 } else { 4 }
 /// }));
 /// ```
+///
+/// A function is computed anew only when the limits are set again: to let a plan that has changed
+/// in a database take effect, set the limit of that tenant with
+/// [`set_limit`](crate::TenantLimiter::set_limit).
 pub struct Limits<K>(Source<K>);
 
 enum Source<K> {
@@ -50,6 +74,26 @@ impl<K> Limits<K> {
     /// `limit` is called for each request of a tenant that is not tracked yet, and for each tracked
     /// tenant when limits are set. It runs without holding a lock. It must not set limits itself.
     /// If it panics, the request that called it panics, and nothing else changes.
+    ///
+    /// # Examples
+    ///
+    /// A new tenant must wait for no database, so the function reads a map that is updated
+    /// elsewhere:
+    ///
+    /// ```
+    /// use std::{collections::HashMap, sync::{Arc, RwLock}};
+    /// use tower_tenant::{Limits, TenantLimiter};
+    ///
+    /// let plans = Arc::new(RwLock::new(HashMap::from([("acme".to_owned(), 16)])));
+    /// let read = Arc::clone(&plans);
+    /// let limits = Limits::from_fn(move |tenant: &String| {
+    ///     read.read().ok().and_then(|plans| plans.get(tenant).copied()).unwrap_or(4)
+    /// });
+    /// let limiter = TenantLimiter::new(limits);
+    /// let _permits = ["acme", "zenith"].map(|tenant| limiter.try_acquire(tenant));
+    /// assert_eq!(limiter.stats("acme").map(|stats| stats.limit), Some(16));
+    /// assert_eq!(limiter.stats("zenith").map(|stats| stats.limit), Some(4));
+    /// ```
     pub fn from_fn(limit: impl Fn(&K) -> usize + Send + Sync + 'static) -> Self {
         // The last reference may be dropped by a request or by a setter: a panic in the drop of the
         // user's function is contained there.
@@ -66,6 +110,7 @@ impl<K> Limits<K> {
         }
     }
 
+    /// Returns the limit of a tenant. It may call the user's function: no lock may be held.
     fn of(&self, tenant: &K) -> usize {
         match &self.0 {
             Source::Number(limit) => *limit,
@@ -112,6 +157,7 @@ pub(crate) struct EffectiveLimits<K> {
     version: AtomicU64,
 }
 
+/// All settings of a limiter, guarded by one lock, so that a reading of them is consistent.
 struct Set<K> {
     limits: Limits<K>,
     // The version of `limits`. The function is called again only if it has changed.
@@ -147,6 +193,7 @@ pub(crate) struct Overall {
 pub(crate) struct CachedLimit(Option<(u64, usize)>);
 
 impl<K> EffectiveLimits<K> {
+    /// Creates the settings of a limiter without overrides, at version 0.
     pub(crate) fn new(limits: Limits<K>, anonymous: Option<usize>, capacity: usize) -> Self {
         let settings = Set {
             limits,
@@ -177,6 +224,7 @@ impl<K> EffectiveLimits<K> {
         self.change(|_| {});
     }
 
+    /// Replaces the default limits of all tenants.
     pub(crate) fn set(&self, limits: Limits<K>) {
         // Dropped after the lock is released, since the drop of the function is user code.
         let _stale = self.change(|set| set.replace_limits(limits));
@@ -227,6 +275,8 @@ impl<K> EffectiveLimits<K> {
         kept.changes_since(&old)
     }
 
+    /// Makes a table of overrides before the lock is taken, since it hashes keys. Overrides that
+    /// set nothing are left out.
     fn prepare(&self, tenants: impl IntoIterator<Item = (K, Override)>) -> Overrides<K>
     where
         K: Hash + Eq,
@@ -246,10 +296,13 @@ impl<K> EffectiveLimits<K> {
         self.change(|set| set.dry = dry);
     }
 
+    /// Records how many requests may be in flight over all tenants.
     pub(crate) fn set_capacity(&self, capacity: usize) {
         self.change(|set| set.capacity = capacity);
     }
 
+    /// Records the limit of requests without a tenant, which from then on does not follow the
+    /// default.
     pub(crate) fn set_anonymous(&self, limit: usize) {
         self.change(|set| set.anonymous = Some(limit));
     }
@@ -259,6 +312,7 @@ impl<K> EffectiveLimits<K> {
         read(&self.settings).overrides.list()
     }
 
+    /// Returns the settings that are not those of a single tenant, all of one version.
     pub(crate) fn overall(&self) -> Overall {
         let set = read(&self.settings);
         Overall {
@@ -291,6 +345,7 @@ impl<K> EffectiveLimits<K> {
         }
     }
 
+    /// Makes one change under the write lock, and raises the version before the lock is released.
     fn change<R>(&self, change: impl FnOnce(&mut Set<K>) -> R) -> R {
         let mut set = write(&self.settings);
         let result = change(&mut set);
@@ -301,11 +356,13 @@ impl<K> EffectiveLimits<K> {
 }
 
 impl<K> Set<K> {
+    /// Returns the limit of requests without a tenant: their own, or the default if it is a number.
     fn anonymous_limit(&self) -> usize {
         let limit = self.anonymous.or(self.limits.number());
         limit.unwrap_or(DEFAULT_LIMIT).min(state::MAX)
     }
 
+    /// Replaces the default limits; returns the old ones, to be dropped without the lock.
     fn replace_limits(&mut self, limits: Limits<K>) -> Limits<K> {
         self.function_version += 1;
         mem::replace(&mut self.limits, limits)
@@ -320,6 +377,9 @@ impl<K> Reading<K> {
             .min(state::MAX)
     }
 
+    /// Returns the default limit of the tenant, and calls the user's function only if `cached` is
+    /// of other limits: an attempt that starts over because of an unrelated change does not call it
+    /// again.
     fn common(&self, tenant: &K, cached: &mut CachedLimit) -> usize {
         match cached.0 {
             Some((function_version, limit)) if function_version == self.function_version => limit,

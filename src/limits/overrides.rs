@@ -1,4 +1,12 @@
 //! Per-tenant overrides, of tracked and untracked tenants.
+//!
+//! The table is kept apart from that of tracked tenants, since an override outlives the eviction of
+//! its tenant and may be set before the first request. It is read and written under the lock of
+//! [`EffectiveLimits`](crate::limits::EffectiveLimits). `Eq` of a key runs under that lock; keys
+//! are hashed before, and cloned and dropped after.
+//!
+//! An override that sets nothing is not kept, so the table is empty unless overrides are in use,
+//! and a new tenant is then not hashed for it.
 
 use std::borrow::Borrow;
 
@@ -16,6 +24,21 @@ use crate::util::{
 /// [`Settings`](crate::settings::Settings) replaces them.
 ///
 /// [`TenantLimiter::overrides`]: crate::TenantLimiter::overrides
+///
+/// # Examples
+///
+/// ```
+/// use tower_tenant::{TenantLimiter, settings::Override};
+///
+/// let limiter = TenantLimiter::<String>::new(4);
+/// limiter.set_limit("acme", 8);
+/// limiter.pause("acme");
+///
+/// let mut expected = Override::default();
+/// expected.limit = Some(8);
+/// expected.paused = true;
+/// assert_eq!(limiter.overrides(), [("acme".to_owned(), expected)]);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -53,6 +76,7 @@ impl Override {
 /// A table of overrides. The caller computes the hashes.
 pub(crate) struct Overrides<K>(HashTable<OverrideRow<K>>);
 
+/// One row: the hash is stored, so that growing the table calls no code of the user.
 struct OverrideRow<K> {
     hash: u64,
     tenant: Arc<Tenant<K>>,
@@ -67,6 +91,7 @@ pub(crate) struct Change<K> {
 }
 
 impl<K> Overrides<K> {
+    /// Creates an empty table, without an allocation.
     pub(crate) fn new() -> Self {
         Self(HashTable::new())
     }
@@ -75,6 +100,7 @@ impl<K> Overrides<K> {
         self.0.is_empty()
     }
 
+    /// Returns the override of a tenant, or one that sets nothing.
     pub(crate) fn get(&self, hash: u64, tenant: &K) -> Override
     where
         K: Eq,
@@ -138,6 +164,7 @@ impl<K> Overrides<K> {
         })
     }
 
+    /// Adds a row for a tenant that the caller knows has none.
     pub(crate) fn insert(&mut self, hash: u64, tenant: Arc<Tenant<K>>, own: Override) {
         rows::insert(&mut self.0, OverrideRow { hash, tenant, own });
     }

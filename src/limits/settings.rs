@@ -1,4 +1,48 @@
 //! The settings of a limiter that can be loaded from a file and applied while it runs.
+//!
+//! [`Settings`] is what an operator keeps in a file: the default limit, the shared capacity, and
+//! the exceptions of single tenants. [`TenantLimiter::apply`](crate::TenantLimiter::apply) puts it
+//! in force as a whole. Use it where a file or a control plane is the source of truth; use the
+//! setters of [`TenantLimiter`](crate::TenantLimiter) where a person or another program changes one
+//! tenant.
+//!
+//! The two mix as follows: `apply` replaces *all* overrides, so a limit or a pause that was set by
+//! a setter and is not in the file ends with the next `apply`. A default limit or a capacity that
+//! the file leaves out stays as it is.
+//!
+//! # Examples
+//!
+//! A watcher that reloads a file, and keeps the old limits if the new file has an error:
+//!
+//! ```
+//! # #[cfg(feature = "serde")] {
+//! use tower_tenant::{TenantLimiter, settings::Settings};
+//!
+//! fn reload(limiter: &TenantLimiter<String>, text: &str) -> Result<(), Box<dyn std::error::Error>> {
+//!     let settings: Settings<String> = toml::from_str(text)?;
+//!     limiter.apply(settings)?;
+//!     Ok(())
+//! }
+//!
+//! let limiter = TenantLimiter::new(4);
+//! assert!(reload(&limiter, "limit = 8\n[tenants]\nacme = { limit = 32 }").is_ok());
+//! assert!(reload(&limiter, "limit = 8\n[tenants]\nacme = { limt = 64 }").is_err());
+//! assert_eq!(limiter.overrides()[0].1.limit, Some(32));
+//! # }
+//! ```
+//!
+//! The fields in TOML, with those that need a limiter with a
+//! [`capacity`](crate::limiter::TenantLimiterBuilder::capacity) marked by `*`:
+//!
+//! ```toml
+//! limit = 8
+//! capacity = 200            # *
+//!
+//! [tenants]
+//! acme = { limit = 32, weight = 4 }    # * for the weight
+//! globex = { paused = true }
+//! initech = { dry_run = true }
+//! ```
 
 pub use crate::limits::overrides::Override;
 use std::{collections::HashMap, error, fmt};
@@ -79,6 +123,17 @@ impl<K> Default for Settings<K> {
 /// The error of [`TenantLimiter::apply`]; nothing was changed.
 ///
 /// [`TenantLimiter::apply`]: crate::TenantLimiter::apply
+///
+/// # Examples
+///
+/// ```
+/// use tower_tenant::{TenantLimiter, settings::{ApplyError, Settings}};
+///
+/// let mut settings = Settings::<String>::default();
+/// settings.capacity = Some(100);
+/// let limiter = TenantLimiter::new(4); // built without a capacity
+/// assert_eq!(limiter.apply(settings), Err(ApplyError::NoCapacity));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ApplyError {

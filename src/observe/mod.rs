@@ -1,19 +1,80 @@
 //! Observer hooks: the events that a limiter emits.
+//!
+//! An [`Observer`] is called for each [`Event`] of a limiter: use it for rates, durations and logs,
+//! which a [snapshot](crate::limiter::snapshot) of the present does not have. It is set once, with
+//! [`observer`](crate::limiter::TenantLimiterBuilder::observer) of the builder.
+//!
+//! - `metrics::Metrics` and `metrics::TenantMetrics` (feature `metrics`) record counters, gauges
+//!   and histograms.
+//! - `trace::Trace` (feature `tracing`) emits `tracing` events.
+//! - A closure is enough for anything else, and a pair of observers is an observer.
+//!
+//! # Events of a request
+//!
+//! | the request | its events, in order |
+//! |---|---|
+//! | finds a slot | `Admitted`, `Released` |
+//! | finds none, and may not queue | `Rejected` |
+//! | waits and is admitted | `Queued`, `Admitted`, `Released` |
+//! | waits and is rejected | `Queued`, `Rejected` |
+//! | waits and is dropped by its caller | `Queued`, `Cancelled` |
+//! | would have been rejected without a dry run | `WouldReject`, `Admitted`, `Released` |
+//! | would have been queued without a dry run | `WouldQueue`, `Admitted`, `Released` |
+//! | is exempt, or bypasses the limit | none |
+//!
+//! The first request of a tenant is preceded by `Tracked`, unless it is rejected because the
+//! limiter is closed, the tenant is paused or the table is full.
+//!
+//! `Admitted` and `Queued` have a number that goes up and, later, one that goes down. So the
+//! requests in flight are the `Admitted` less the `Released`, and those waiting are the `Queued`
+//! less the events whose `waited` is set.
+//!
+//! # Examples
+//!
+//! Slow tenants, by how long their requests hold their permits:
+//!
+//! ```
+//! use std::{collections::HashMap, sync::{Arc, Mutex}, time::Duration};
+//! use tower_tenant::{TenantLimiter, observe::{Event, Observer}};
+//!
+//! #[derive(Clone, Default)]
+//! struct HeldTime(Arc<Mutex<HashMap<String, Duration>>>);
+//!
+//! impl Observer<String> for HeldTime {
+//!     fn observe(&self, tenant: Option<&String>, event: Event) {
+//!         if let (Some(tenant), Event::Released { held: Some(held), .. }) = (tenant, event) {
+//!             if let Ok(mut sums) = self.0.lock() {
+//!                 *sums.entry(tenant.clone()).or_default() += held;
+//!             }
+//!         }
+//!     }
+//!
+//!     fn times_holds(&self) -> bool {
+//!         true
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let held = HeldTime::default();
+//! let limiter = TenantLimiter::<String>::builder(4).observer(held.clone()).build();
+//! let permit = limiter.try_acquire("acme")?;
+//! tokio::time::sleep(Duration::from_millis(250)).await;
+//! drop(permit);
+//! assert_eq!(held.0.lock().unwrap()["acme"], Duration::from_millis(250));
+//! # Ok(())
+//! # }
+//! ```
 
+pub(crate) mod dispatch;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 #[cfg(feature = "tracing")]
 pub mod trace;
 
-use std::{any::Any, fmt, marker::PhantomData, time::Duration};
+use std::time::Duration;
 
-use crate::{
-    rejected::Rejected,
-    util::{
-        key::Tenant,
-        panic::{Contained, catch_panic},
-    },
-};
+use crate::{rejected::Rejected, util::panic::catch_panic};
 
 /// Observes the events of a limiter.
 ///
@@ -61,6 +122,37 @@ pub trait Observer<K>: Send + Sync + 'static {
 ///
 /// Each limited request emits exactly one of `Admitted`, `Rejected` and `Cancelled`. Each admitted
 /// request also emits `Released`.
+///
+/// The variants with fields are `#[non_exhaustive]`: match them with `..`. The module has a table
+/// of [which events a request emits in which order](crate::observe#events-of-a-request).
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::{Arc, Mutex};
+/// use tower_tenant::{TenantLimiter, observe::{Event, Outcome}};
+///
+/// let events = Arc::new(Mutex::new(Vec::new()));
+/// let sink = Arc::clone(&events);
+/// let limiter = TenantLimiter::<u64>::builder(1)
+///     .observer(move |_: Option<&u64>, event: Event| {
+///         let name = match event {
+///             Event::Tracked => "tracked",
+///             Event::Admitted { waited: None, .. } => "admitted at once",
+///             Event::Rejected { .. } => "rejected",
+///             Event::Released { outcome: Outcome::Completed, .. } => "completed",
+///             _ => "something else",
+///         };
+///         sink.lock().unwrap().push(name);
+///     })
+///     .build();
+/// let permit = limiter.try_acquire(&7)?;
+/// assert!(limiter.try_acquire(&7).is_err());
+/// drop(permit);
+/// let expected = ["tracked", "admitted at once", "rejected", "completed"];
+/// assert_eq!(*events.lock().unwrap(), expected);
+/// # Ok::<(), tower_tenant::Rejected>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Event {
@@ -71,8 +163,8 @@ pub enum Event {
     /// The task that evicts idle tenants ended and will not be restarted, because its runtime has
     /// no time driver; see [`Evictor`](crate::limiter::Evictor).
     EvictorStopped,
-    /// Permits no longer expire after [`MaxHold`](crate::limiter::MaxHold), because the runtime of the task
-    /// that expires them has no time driver.
+    /// Permits no longer expire after [`MaxHold`](crate::limiter::MaxHold), because the runtime of
+    /// the task that expires them has no time driver.
     MaxHoldStopped,
     /// A request was queued.
     Queued,
@@ -132,6 +224,12 @@ pub enum Event {
 }
 
 /// How an admitted request ended.
+///
+/// | how the request is admitted | `Completed` | `Failed` | `Cancelled` |
+/// |---|---|---|---|
+/// | a layer without a mode | the service returned `Ok` | it returned `Err` | the future was dropped, or panicked |
+/// | a layer with `http` or `hold_body` | the body was handed out | service or body failed | future or body was dropped before its end |
+/// | `acquire` of a limiter | the permit was dropped | never | never |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -152,8 +250,8 @@ pub enum Outcome {
     /// The request or its response body was dropped before its end, for example because the client
     /// disconnected; or it panicked.
     Cancelled,
-    /// The permit expired before the request ended; see [`MaxHold`](crate::limiter::MaxHold). The request
-    /// emits no further event.
+    /// The permit expired before the request ended; see [`MaxHold`](crate::limiter::MaxHold). The
+    /// request emits no further event.
     Expired,
 }
 
@@ -189,68 +287,5 @@ impl<K, A: Observer<K>, B: Observer<K>> Observer<K> for (A, B) {
 
     fn times_holds(&self) -> bool {
         self.0.times_holds() || self.1.times_holds()
-    }
-}
-
-/// An observer with the type of its tenants erased.
-pub(crate) struct Observers {
-    // Contained, since the last permit may drop it and its drop may panic.
-    observer: Contained<Box<dyn Observe>>,
-    pub(crate) times_holds: bool,
-}
-
-/// The tenant of an event, with the type of its key erased; or none.
-#[derive(Clone, Copy)]
-pub(crate) struct TenantRef<'t>(Option<&'t dyn Any>);
-
-impl<'t> TenantRef<'t> {
-    pub(crate) fn of<K: 'static>(tenant: &'t Tenant<K>) -> Self {
-        Self(Some(tenant))
-    }
-
-    /// For an event without a tenant.
-    pub(crate) fn none() -> Self {
-        Self(None)
-    }
-
-    fn key<K: 'static>(self) -> Option<&'t K> {
-        self.0?.downcast_ref::<Tenant<K>>()?.key()
-    }
-}
-
-trait Observe: Send + Sync {
-    fn notify(&self, tenant: TenantRef<'_>, event: Event);
-}
-
-struct Erased<K, O>(O, PhantomData<fn(&K)>);
-
-impl<K: 'static, O: Observer<K>> Observe for Erased<K, O> {
-    fn notify(&self, tenant: TenantRef<'_>, event: Event) {
-        catch_panic(|| self.0.observe(tenant.key(), event));
-    }
-}
-
-impl Observers {
-    /// Erases the type of `observer`. `None` for `()`, which ignores all events.
-    pub(crate) fn new<K: 'static>(observer: impl Observer<K>) -> Option<Self> {
-        if (&observer as &dyn Any).is::<()>() {
-            return None;
-        }
-        Some(Self {
-            times_holds: observer.times_holds(),
-            observer: Contained::new(Box::new(Erased(observer, PhantomData))),
-        })
-    }
-
-    pub(crate) fn notify(&self, tenant: TenantRef<'_>, event: Event) {
-        if let Some(observer) = self.observer.get() {
-            observer.notify(tenant, event);
-        }
-    }
-}
-
-impl fmt::Debug for Observers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Observers").finish_non_exhaustive()
     }
 }

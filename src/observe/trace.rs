@@ -1,4 +1,29 @@
 //! An observer that emits `tracing` events.
+//!
+//! [`Trace`] writes what happened to single requests, where [metrics](crate::observe) count them.
+//! Set it beside them: `(metrics, Trace::new())`. An admission or a rejection is emitted on the
+//! thread that polls the request, so it is inside the span of the request, if there is one.
+//!
+//! # Examples
+//!
+//! A span of the request that shows how long it was queued:
+//!
+//! ```
+//! use tower_tenant::{Overflow, TenantLimiter, observe::trace::Trace};
+//! use tracing::{Instrument, field::Empty, info_span};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), tower_tenant::Rejected> {
+//! let limiter = TenantLimiter::<String>::builder(1)
+//!     .overflow(Overflow::queue(8))
+//!     .observer(Trace::new())
+//!     .build();
+//! let span = info_span!("request", queue_wait_ms = Empty);
+//! let permit = limiter.acquire("acme").instrument(span).await?;
+//! # drop(permit);
+//! # Ok(())
+//! # }
+//! ```
 
 use std::{fmt, time::Duration};
 
@@ -22,9 +47,9 @@ use crate::{
 /// | `limit changed`, at `INFO` | `limit`: absent for the default or a function |
 /// | `capacity changed`, at `INFO` | `capacity` |
 /// | `tenant evicted`, at `TRACE` | |
-/// | `slot taken back`, at `INFO` | `held_ms` |
+/// | `permit expired`, at `INFO` | `held_ms` |
 /// | `idle tenants are not evicted`, at `WARN` | |
-/// | `slots are not taken back`, at `WARN` | |
+/// | `permits do not expire`, at `WARN` | |
 ///
 /// `limit changed` has no `tenant` if the default limit changed: that of all tenants without an
 /// override.
@@ -56,6 +81,17 @@ impl<K> Trace<K> {
     }
 
     /// Adds the field `tenant` to events, with the value that `name` returns.
+    ///
+    /// `name` is called for each event with a tenant that a subscriber has enabled, without a lock
+    /// held. Return something that may appear in a log: an id, not an API key.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::observe::trace::Trace;
+    ///
+    /// let trace = Trace::new().tenant(|customer: &u64| format!("customer {customer}"));
+    /// ```
     #[must_use]
     pub fn tenant(self, name: impl Fn(&K) -> String + Send + Sync + 'static) -> Self {
         Self {
@@ -63,6 +99,7 @@ impl<K> Trace<K> {
         }
     }
 
+    /// Returns the value of the field `tenant`.
     fn name(&self, tenant: Option<&K>) -> Option<String> {
         self.name
             .as_ref()
@@ -142,17 +179,18 @@ impl<K: 'static> Observer<K> for Trace<K> {
                 target: "tower_tenant",
                 tenant = self.name(tenant),
                 held_ms = held.map(millis),
-                "slot taken back"
+                "permit expired"
             ),
             Event::MaxHoldStopped => warn!(
                 target: "tower_tenant",
-                "slots are not taken back: the runtime has no time driver"
+                "permits do not expire: the runtime has no time driver"
             ),
             _ => {}
         }
     }
 }
 
+/// Records a wait in the span of the request.
 fn record(waited: Duration) {
     Span::current().record("queue_wait_ms", millis(waited));
 }

@@ -106,11 +106,29 @@ impl<K> TenantMiddleware<K> {
     }
 
     /// Sets the policy for requests without a tenant; by default they are rejected.
+    ///
+    /// For a client, [`MissingTenant::Bypass`] leaves requests to your own services unlimited:
+    ///
+    /// ```
+    /// use http::Extensions;
+    /// use reqwest::Request;
+    /// use tower_tenant::{TenantLimiter, extract::MissingTenant, reqwest::TenantMiddleware};
+    ///
+    /// #[derive(Clone, PartialEq, Eq, Hash)]
+    /// struct Customer(u64);
+    ///
+    /// let tenant = |_: &Request, extensions: &Extensions| extensions.get::<Customer>().cloned();
+    /// let middleware = TenantMiddleware::new(TenantLimiter::new(4), tenant)
+    ///     .missing(MissingTenant::Bypass);
+    /// ```
     pub fn missing(self, missing: MissingTenant) -> Self {
         Self { missing, ..self }
     }
 
     /// Sets how long an admitted request holds its permit.
+    ///
+    /// With [`Hold::Head`] below reqwest-retry, a failed response holds no permit through the
+    /// pause.
     pub fn hold(self, hold: Hold) -> Self {
         Self { hold, ..self }
     }
@@ -129,6 +147,7 @@ impl<K> TenantMiddleware<K> {
 }
 
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantMiddleware<K> {
+    /// Extracts the tenant and acquires a permit; `None` if the request is not limited.
     async fn admit(
         &self,
         req: &Request,
@@ -144,6 +163,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TenantMiddleware<K> {
         }
     }
 
+    /// Makes the result of a rejected request: an error, or with `respond` a response.
     fn reject(&self, req: &Request, rejected: Rejected) -> Result<Response, Error> {
         if self.responds {
             let response = rejection(&ProblemJson::default(), req.headers(), rejected);

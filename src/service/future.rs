@@ -1,4 +1,16 @@
 //! The response future of one request: queued, admitted, running, or rejected.
+//!
+//! ```text
+//! call ─┬─ admitted ───────────────────────────▶ Running ──▶ Done
+//!       ├─ queued ──▶ Waiting ─▶ Readying ─────▶ Running ──▶ Done
+//!       │                └──────────┴──────────▶ Answered ─▶ Done
+//!       └─ rejected ───────────────────────────▶ Answered ─▶ Done
+//! ```
+//!
+//! `Waiting` holds a place in the queue, `Readying` and `Running` a permit, inside the guard of the
+//! [`Mode`]. The state is replaced only by `poll`, and whichever state is dropped gives up what it
+//! holds. Within a state the user's service, request and future are dropped before the guard, so
+//! that the permit covers their drop.
 
 use std::{
     fmt,
@@ -74,12 +86,14 @@ where
     S: Service<Req>,
     F: Mode<Req, S::Response, S::Error>,
 {
+    /// Makes the future of a request that was admitted in `call`.
     pub(crate) fn running(future: S::Future, guard: F::Guard) -> Self {
         Self {
             state: State::Running { future, guard },
         }
     }
 
+    /// Makes the future of a request that may queue, which happens at the first poll.
     pub(crate) fn waiting(service: S, req: Req, acquire: Acquire, mode: F) -> Self {
         Self {
             state: State::Waiting {
@@ -90,6 +104,7 @@ where
         }
     }
 
+    /// Makes the future of a request that was rejected in `call`. It resolves at the first poll.
     pub(crate) fn rejected(answer: Result<F::Response, F::Error>) -> Self {
         Self {
             state: State::Answered {
@@ -155,6 +170,7 @@ where
     S: Service<Req>,
     F: Mode<Req, S::Response, S::Error>,
 {
+    /// Returns the state after the wait, for which `result` was decided.
     fn decided(work: Option<(S, Req)>, mode: &F, result: Result<Permit, Rejected>) -> Self {
         match (work, result) {
             (Some((service, mut req)), Ok(permit)) => Self::Readying {
@@ -170,6 +186,7 @@ where
         }
     }
 
+    /// Calls the inner service, which is ready.
     fn called(work: Option<(S, Req)>, guard: F::Guard) -> Self {
         match work {
             Some((mut service, req)) => {

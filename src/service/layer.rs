@@ -96,6 +96,16 @@ impl<K, X> TenantConcurrencyLayer<K, X> {
 
 impl<K, X, F> TenantConcurrencyLayer<K, X, F> {
     /// Returns the limiter of the layer, through which limits can be read and changed at run time.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::TenantConcurrencyLayer;
+    ///
+    /// let layer = TenantConcurrencyLayer::new(4, |id: &u64| Some(*id));
+    /// let limiter = layer.limiter().clone(); // for an admin endpoint, a shutdown hook, ...
+    /// limiter.set_limit(&7, 16);
+    /// ```
     #[must_use]
     pub fn limiter(&self) -> &TenantLimiter<K> {
         &self.settings.limiter
@@ -110,6 +120,19 @@ impl<K, X, F> TenantConcurrencyLayer<K, X, F> {
 
 impl<K, X: Clone, F: Clone> TenantConcurrencyLayer<K, X, F> {
     /// Sets the policy for requests of a tenant that is at its limit; by default they are rejected.
+    ///
+    /// It changes this layer's handle of the limiter alone: another layer over the same limiter, as
+    /// of [`with_limiter`](Self::with_limiter), keeps its policy.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_tenant::{Overflow, TenantConcurrencyLayer};
+    ///
+    /// let layer = TenantConcurrencyLayer::new(4, |id: &u64| Some(*id))
+    ///     .overflow(Overflow::queue(16).max_wait(Duration::from_millis(500)));
+    /// ```
     pub fn overflow(self, overflow: Overflow) -> Self {
         self.map(|settings| Config {
             limiter: settings.limiter.overflow(overflow),
@@ -118,6 +141,8 @@ impl<K, X: Clone, F: Clone> TenantConcurrencyLayer<K, X, F> {
     }
 
     /// Sets the policy for requests without a tenant; by default they are rejected.
+    ///
+    /// See [`MissingTenant`] for the policies, with examples.
     pub fn missing(self, missing: MissingTenant) -> Self {
         self.map(|settings| Config {
             missing,

@@ -1,4 +1,9 @@
 //! The form of a rejection, and how long an admitted request holds its permit.
+//!
+//! A mode is a type parameter of layer, service and future, so that a request of one mode carries
+//! nothing of the others. Its methods are called at most once for each request, in this order:
+//! `admit`, then `finish` with the guard that `admit` returned; or `reject` alone. If the future is
+//! dropped in between, so is the guard, and with it the permit.
 
 use crate::{
     error::{BoxError, Error},

@@ -25,6 +25,20 @@ use crate::{
 /// request that is admitted at once is sent to the instance that was polled ready. A request that
 /// is queued is sent to a clone, which is polled ready after the request is admitted, so that a
 /// queued request reserves nothing in the inner service.
+///
+/// # Examples
+///
+/// The limiter of a service that is wrapped already changes the limits of all its clones:
+///
+/// ```
+/// use tower::{BoxError, Layer, service_fn};
+/// use tower_tenant::TenantConcurrencyLayer;
+///
+/// let layer = TenantConcurrencyLayer::new(1, |id: &u64| Some(*id));
+/// let service = layer.layer(service_fn(|id: u64| async move { Ok::<_, BoxError>(id) }));
+/// service.limiter().set_limit(&7, 2);
+/// assert_eq!(layer.limiter().overrides().len(), 1);
+/// ```
 pub struct TenantConcurrency<S, K, X, F> {
     inner: S,
     // In one `Arc`, so that a clone of the service, which servers make for each request, changes
@@ -138,6 +152,7 @@ impl<'s, S: Clone> Readied<'s, S> {
 }
 
 impl<S: Clone> Readied<'_, S> {
+    /// Replaces the service by a clone; a panic of the clone or of the drop is caught.
     #[cold]
     fn replace(&mut self) {
         if let Some(unready) = catch_panic(|| self.service.clone()) {
@@ -156,6 +171,7 @@ impl<S: Clone> Drop for Readied<'_, S> {
 }
 
 impl<K, X, F> Config<K, X, F> {
+    /// Extracts the tenant, which calls user code, and decides about the request.
     #[inline]
     fn admit<Req>(&self, req: &Req) -> Result<Admission<Option<Permit>>, Rejected>
     where

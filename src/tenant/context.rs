@@ -1,33 +1,35 @@
-//! The context of one limiter: its clock, its observer, and the tasks that wait in a drain.
+//! The context of one limiter: its clock, its observer, and the drains that wait.
+//!
+//! # Events
+//!
+//! Every event passes through [`LimiterContext::report_counted`], which counts it and calls the
+//! observer. The caller holds no lock. The one exception counts without an observer: a rejection
+//! that is decided under the lock of a shard, which is only done if there is none.
 
-use std::{
-    future::poll_fn,
-    sync,
-    task::{Poll, Waker, ready},
-    time::Duration,
-};
+use std::{sync, time::Duration};
 
 use crate::{
-    gate::{
-        Gate,
-        waiter::{WaitOutcome, Waiter},
+    observe::{
+        Event,
+        dispatch::{Observers, TenantRef},
     },
-    observe::{Event, Observers, TenantRef},
     rejected::{RejectReason, Rejected},
-    tenant::holds::Holds,
+    tenant::{drains::Drains, holds::Holds},
     util::{
         clock::Clock,
         retry_after::Backoff,
-        sync::{Arc, AtomicU64, Mutex, Ordering, lock},
+        sync::{AtomicU64, Ordering},
     },
 };
 
 /// The context that the entries of one limiter share.
+///
+/// It outlives the handles of the limiter as long as a permit exists, so that a late release can
+/// still be counted, reported and handed on.
 #[derive(Debug)]
 pub(crate) struct LimiterContext {
     pub(crate) clock: sync::Arc<Clock>,
-    // The drains that wait for a gate to be idle.
-    drains: Mutex<Vec<Arc<Waiter>>>,
+    pub(crate) drains: Drains,
     // Of requests that are rejected without an entry.
     rejections: Backoff,
     observers: Option<Observers>,
@@ -37,6 +39,9 @@ pub(crate) struct LimiterContext {
 }
 
 /// How many requests of a tenant have been admitted and rejected since it became tracked.
+///
+/// The counts are sums, which guard nothing and are Relaxed. They are part of an entry only if the
+/// limiter counts requests, since each costs a request an atomic operation.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) admitted: AtomicU64,
@@ -44,10 +49,12 @@ pub(crate) struct Counts {
 }
 
 impl LimiterContext {
+    /// Creates the context of a limiter. Observer and maximum hold time are fixed from here on,
+    /// since the entries made with it have the flag "needs slow path" accordingly.
     pub(crate) fn new(observers: Option<Observers>, holds: Option<Holds>) -> Self {
         Self {
             clock: sync::Arc::new(Clock::new()),
-            drains: Mutex::new(Vec::new()),
+            drains: Drains::default(),
             rejections: Backoff::new(),
             observers,
             holds,
@@ -55,10 +62,12 @@ impl LimiterContext {
         }
     }
 
+    /// Returns whether events have to be reported.
     pub(crate) fn has_observer(&self) -> bool {
         self.observers.is_some()
     }
 
+    /// Returns the permits with a maximum hold time, if the limiter has one.
     pub(crate) fn holds(&self) -> Option<&Holds> {
         self.holds.as_ref()
     }
@@ -111,6 +120,8 @@ impl LimiterContext {
         (since > 0).then(|| self.elapsed(since))
     }
 
+    /// Returns the time since `since`, a reading of [`now`](Self::now); zero if the clock has gone
+    /// back.
     pub(crate) fn elapsed(&self, since: u64) -> Duration {
         self.clock.elapsed(since)
     }
@@ -134,51 +145,5 @@ impl LimiterContext {
         let waited = None;
         self.report(tenant, Event::Rejected { rejected, waited });
         rejected
-    }
-
-    /// Resolves when `gate` is idle; returns whether it was busy before.
-    pub(crate) async fn idle(&self, gate: &Gate) -> bool {
-        let mut listening: Option<Arc<Waiter>> = None;
-        let mut was_busy = false;
-        poll_fn(|cx| {
-            loop {
-                if let Some(waiter) = &listening {
-                    ready!(waiter.poll(cx));
-                }
-                // Registered before the gate is checked, so that a release after the check finds
-                // the waiter and no wake-up is lost.
-                let waiter = self.listen(cx.waker().clone());
-                if !gate.arm_drain() {
-                    return Poll::Ready(was_busy);
-                }
-                was_busy = true;
-                listening = Some(waiter);
-            }
-        })
-        .await
-    }
-
-    /// Wakes all drains. Each checks its gate again.
-    #[cold]
-    pub(crate) fn notify_idle(&self) {
-        let drains = std::mem::take(&mut *lock(&self.drains));
-        for waiter in &drains {
-            waiter.decide(WaitOutcome::Granted);
-            waiter.wake();
-        }
-    }
-
-    fn listen(&self, waker: Waker) -> Arc<Waiter> {
-        let waiter = Arc::new(Waiter::new(0, 0, waker));
-        let mut drains = lock(&self.drains);
-        // `gone`: waiters whose future was dropped.
-        let (kept, gone) = drains
-            .drain(..)
-            .partition::<Vec<_>, _>(|waiter| Arc::strong_count(waiter) > 1);
-        *drains = kept;
-        drains.push(Arc::clone(&waiter));
-        drop(drains);
-        drop(gone);
-        waiter
     }
 }

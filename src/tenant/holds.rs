@@ -11,6 +11,40 @@
 //! | `KEPT` | `OVERDUE` | the task, when the time is up; the permit stays acquired |
 //! | `OVERDUE` | `EXPIRED` | the drop of the last `SharedPermit` |
 //! | any but `EXPIRED` | `OVER` | the drop of the permit |
+//!
+//! The slot, and everything the release reports, belongs to that thread alone. The map of deadlines
+//! is no part of this protocol: a permit may be in it or not when its state changes, so both the
+//! task and the drop of the permit take it out first and then ask the state.
+//!
+//! # The map
+//!
+//! | change | by | under the lock of `inner` |
+//! |---|---|---|
+//! | a permit is added | its request, once it is admitted | yes |
+//! | a permit is removed | its drop, or the task when its time is up | yes |
+//! | a handle that was removed is dropped | the same thread | no, since it may be the last of its tenant |
+//!
+//! The key of the map is the time of expiry, and a number, since two permits may expire at the same
+//! nanosecond.
+//!
+//! # The task
+//!
+//! | from | to | by |
+//! |---|---|---|
+//! | `Stopped` | `Running` | a request ([`ensure`]), if there is a permit to expire and a runtime |
+//! | `Running` | `Stopped` | the task, when the map is empty, or when its runtime drops it |
+//! | `Running` | `Off` | the task, when its runtime has no time driver |
+//!
+//! As for the sweeper, each task has a number, and only the newest changes the state. The task
+//! sleeps until the first deadline. It need not be woken for a new permit: all permits of a limiter
+//! have the same maximum, so a later one expires later. It holds the context weakly, so that a
+//! sleeping task does not keep the limiter alive.
+//!
+//! # The body of a response
+//!
+//! The body of a bounded permit waits for two things, its next frame and the expiry. It stores its
+//! waker in the [`Bound`]; the thread that expires the permit wakes it after the state is
+//! `EXPIRED`.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +62,7 @@ use tokio::{
 };
 
 use crate::{
-    observe::{Event, TenantRef},
+    observe::{Event, dispatch::TenantRef},
     tenant::{context::LimiterContext, entry::TenantHandle, max_hold::MaxHold},
     util::{
         panic::catch_panic,
@@ -56,6 +90,7 @@ pub(crate) struct Holds {
     inner: Mutex<Inner>,
 }
 
+/// What the lock guards: the deadlines, and which task waits for the first of them.
 #[derive(Debug)]
 struct Inner {
     permits: BTreeMap<Due, TenantHandle>,
@@ -65,6 +100,7 @@ struct Inner {
     handle: Option<AbortHandle>,
 }
 
+/// Whether a task expires permits; see the [module](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Task {
     Stopped,
@@ -73,6 +109,8 @@ enum Task {
 }
 
 impl Holds {
+    /// Creates an empty map; `release` is called for each permit whose time is up, without a lock
+    /// held.
     pub(crate) fn new(max: MaxHold, release: fn(&TenantHandle)) -> Self {
         let inner = Inner {
             permits: BTreeMap::new(),
@@ -118,6 +156,7 @@ impl Holds {
         due.len() == STRIDE
     }
 
+    /// Removes up to [`STRIDE`] permits whose time is up at `now`, to be expired without the lock.
     fn take_due(&self, now: u64) -> Vec<TenantHandle> {
         let mut due = Vec::new();
         let mut inner = lock(&self.inner);
@@ -130,6 +169,7 @@ impl Holds {
         due
     }
 
+    /// Returns whether no permit is registered.
     #[cfg(all(test, tenant_loom))]
     pub(crate) fn is_empty(&self) -> bool {
         lock(&self.inner).permits.is_empty()
@@ -146,6 +186,8 @@ impl Holds {
         Some(inner.newest)
     }
 
+    /// Keeps the handle of task `number`, so that the drop of the limiter ends it, unless a newer
+    /// task runs.
     fn keep(&self, number: u64, handle: AbortHandle) {
         let mut inner = lock(&self.inner);
         if inner.newest == number {
@@ -163,6 +205,7 @@ impl Holds {
         next
     }
 
+    /// Records that task `number` has ended, unless a newer one runs.
     fn end(&self, number: u64, task: Task) {
         let mut inner = lock(&self.inner);
         if inner.newest == number && inner.task == Task::Running {
@@ -170,6 +213,7 @@ impl Holds {
         }
     }
 
+    /// Changes the state of the task, and the copy of it that [`ensure`] reads without the lock.
     fn set(&self, inner: &mut Inner, task: Task) {
         inner.task = task;
         inner.handle = None;
@@ -199,6 +243,7 @@ pub(crate) fn ensure(context: &Arc<LimiterContext>) {
     }
 }
 
+/// Starts a task on the current runtime, if there is one and the map is not empty.
 #[cold]
 fn start(context: &Arc<LimiterContext>, holds: &Holds) {
     let Ok(runtime) = Handle::try_current() else {
@@ -224,6 +269,7 @@ struct ExpiryTask {
 }
 
 impl ExpiryTask {
+    /// Sleeps until the first deadline and expires what is due, until the map is empty.
     async fn run(self) {
         while let Some(wait) = self.wait() {
             let Some(sleep) = timer::sleep(wait) else {
@@ -243,6 +289,8 @@ impl ExpiryTask {
         Some(Duration::from_nanos(next.saturating_sub(context.now())))
     }
 
+    /// Expires what is due now. Returns whether there may be more, so that the task yields in
+    /// between.
     fn expire(&self) -> bool {
         let Some(context) = self.context.upgrade() else {
             return false;
@@ -274,6 +322,9 @@ impl Drop for ExpiryTask {
 }
 
 /// The maximum hold time of one permit, and its state.
+///
+/// It is part of the stand-in of its permit, which `Holds` and the response body refer to by a
+/// handle. A permit without a maximum has none.
 #[derive(Debug)]
 pub(crate) struct Bound {
     due: Due,
@@ -289,6 +340,8 @@ const OVER: usize = 3;
 const EXPIRED: usize = 4;
 
 impl Bound {
+    /// Returns whether the permit has expired; then its slot was released, or is about to be by the
+    /// thread that expired it.
     pub(crate) fn is_expired(&self) -> bool {
         // Pairs with the exchange to EXPIRED in `exchange`.
         self.state.load(Ordering::Acquire) == EXPIRED
@@ -353,6 +406,7 @@ impl Bound {
         }
     }
 
+    /// Moves the state from `from` to `to`. Returns whether it was `from`.
     fn exchange(&self, from: usize, to: usize) -> bool {
         // Pairs with the loads in `is_expired` and `expire`, and with `end`.
         self.state

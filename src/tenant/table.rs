@@ -23,6 +23,29 @@
 //! Setters, snapshots and drains read entries through a [`ReadOnly`], which must not keep an idle
 //! tenant tracked. A `ReadOnly` never hands its references out, and counts them in `read_only_refs`
 //! of the entry, so that eviction can subtract them from the reference count.
+//!
+//! # Who may change what
+//!
+//! | what | by | under the lock of the shard |
+//! |---|---|---|
+//! | an entry is added | [`Table::add`] | for writing |
+//! | an entry is removed | [`Table::sweep`], or `add` with a full table | for writing |
+//! | the first reference of a request is made | [`Table::get_unless`], `add` | for reading or writing |
+//! | a reference of a request is dropped | its permit or future | none |
+//! | `read_only_refs`, and the references that it counts | [`ReadOnly`] | for reading |
+//! | `len` | raised before an entry is added, lowered after one is removed | for writing |
+//! | `max`, `hand` | setters; the search for an idle entry | none: hints, Relaxed |
+//!
+//! Requests may drop references without the lock, since that only makes an entry look used for
+//! longer.
+//!
+//! # The search for an idle tenant
+//!
+//! When the table is full, a new tenant looks for one to evict, clock-hand fashion: the search goes
+//! on about where the last one ended, so that successive searches look at different entries. It
+//! stops after [`PROBES`] entries, and the new tenant is rejected. So a flood of made-up names
+//! costs the same whatever the size of the table. It takes the lock of a shard for reading to look,
+//! and for writing only to evict.
 
 use std::{borrow::Borrow, hash::Hash, mem, ops::Deref, sync::atomic::fence, time::Duration};
 
@@ -52,9 +75,11 @@ const PROBES: usize = 1024;
 type Entries<K> = HashTable<Arc<Tracked<K>>>;
 
 // One cache line each, to avoid false sharing between the locks of two shards.
+/// A part of the table.
 #[repr(align(64))]
 struct Shard<K>(RwLock<Entries<K>>);
 
+/// The tracked tenants of a limiter, by their keys.
 pub(crate) struct Table<K> {
     // Seeded at random, since clients often choose the tenant: they must not be able to choose keys
     // that collide.
@@ -77,12 +102,16 @@ pub(crate) enum Added<K> {
 }
 
 /// The result of [`Table::sweep`].
+///
+/// `visited` tells the task when to yield; `evicted` is the result of
+/// [`evict_idle`](crate::TenantLimiter::evict_idle).
 pub(crate) struct Swept {
     pub(crate) visited: usize,
     pub(crate) evicted: usize,
 }
 
 impl<K> Table<K> {
+    /// Creates an empty table without a maximum. It allocates the shards, and no entries.
     pub(crate) fn new() -> Self {
         let shards = (0..SHARDS).map(|_| Shard(RwLock::new(HashTable::new())));
         Self {
@@ -102,10 +131,13 @@ impl<K> Table<K> {
         self.len.load(Ordering::SeqCst)
     }
 
+    /// Sets the maximum number of entries. Relaxed: an insertion that runs at the same time may use
+    /// the old one.
     pub(crate) fn set_max(&self, max: usize) {
         self.max.store(max, Ordering::Relaxed);
     }
 
+    /// Hashes a key, which is user code: no lock may be held.
     pub(crate) fn hash<Q: Hash + ?Sized>(&self, tenant: &Q) -> u64 {
         self.hasher.hash_one(tenant)
     }
@@ -161,6 +193,7 @@ impl<K> Table<K> {
         }
     }
 
+    /// Adds a tenant as [`add`](Self::add) does, without making room.
     fn try_add(&self, new: &Arc<Tracked<K>>, is_current: impl Fn() -> bool) -> Added<K>
     where
         K: Eq,
@@ -181,6 +214,7 @@ impl<K> Table<K> {
         Added::Tracked(Arc::clone(new))
     }
 
+    /// Counts an entry that is about to be added, unless the table is full.
     fn count_one_more(&self) -> bool {
         let max = self.max.load(Ordering::Relaxed);
         // Pairs with the load in `len`. The second ordering is that of a failed update, after which
@@ -225,6 +259,8 @@ impl<K> Table<K> {
         evicted
     }
 
+    /// Evicts the entry in a bucket, unless a request has acquired it since it was found idle. The
+    /// evictions are reported, and the key is dropped, without the lock.
     fn evict_at(&self, shard: &RwLock<Entries<K>>, bucket: usize) -> bool
     where
         K: 'static,
@@ -269,6 +305,8 @@ impl<K> Table<K> {
         Swept { visited, evicted }
     }
 
+    /// Removes the expired entries of a shard, whose lock the caller holds for writing, and returns
+    /// them to be dropped without it.
     fn evict_expired(
         &self,
         entries: &mut Entries<K>,
@@ -305,6 +343,7 @@ impl<K> Table<K> {
         ReadOnly::new(shard, entries.iter().find(|tracked| wanted(&tracked.entry)))
     }
 
+    /// Returns the shard of a hash.
     fn shard(&self, hash: u64) -> &RwLock<Entries<K>> {
         // Bits of the middle: hashbrown uses the highest and the lowest bits of the hash.
         &self.shards[(hash >> 32) as usize % SHARDS].0
@@ -312,6 +351,10 @@ impl<K> Table<K> {
 }
 
 /// References to entries that do not keep them from being evicted.
+///
+/// It exists while user code runs on the entries, such as the clone of a key or a function for
+/// limits, so it holds no lock. Its drop takes the lock of the shard for reading, to lower
+/// `read_only_refs` and the reference counts as one step.
 pub(crate) struct ReadOnly<'t, K> {
     shard: &'t RwLock<Entries<K>>,
     entries: Vec<Arc<Tracked<K>>>,
@@ -369,6 +412,7 @@ impl<K> Drop for ReadOnly<'_, K> {
     }
 }
 
+/// Returns a hasher with random keys; under loom with constant ones.
 fn hasher() -> RandomState {
     if cfg!(tenant_loom) {
         // A loom model must visit the entries in the same order in each execution.

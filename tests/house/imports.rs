@@ -11,7 +11,7 @@ const ROWS: [&[&str]; 8] = [
     &["capacity", "limits"],
     &["tenant"],
     &["limiter"],
-    &["service", "inspect"],
+    &["service", "inspect", "fleet"],
     &["http"],
     &["reqwest"],
 ];

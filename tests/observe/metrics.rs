@@ -150,7 +150,7 @@ async fn every_name_of_the_table_is_scraped_before_anything_happens() {
             .count()
     };
     let histograms = names("tower_tenant_wait_seconds") + names("tower_tenant_hold_seconds");
-    assert_eq!(scraped.len(), 8 + 1 + 2 * 11 + histograms, "{scraped:#?}");
+    assert_eq!(scraped.len(), 8 + 1 + 2 * 12 + histograms, "{scraped:#?}");
     drop(limiter);
 }
 

@@ -31,6 +31,20 @@ const MAX_LABEL: usize = 63;
 ///
 /// let layer = TenantConcurrencyLayer::new(4, host());
 /// ```
+///
+/// What the extractor makes of a request:
+///
+/// ```
+/// use http::Request;
+/// use tower_tenant::{extract::{ExtractTenant, NoTenant}, host};
+///
+/// let request = Request::builder().header("host", "ACME.example:443").body(())?;
+/// assert_eq!(host().extract(&request).as_deref(), Ok("acme.example"));
+///
+/// let request = Request::builder().header("host", "user@acme.example").body(())?;
+/// assert_eq!(host().extract(&request), Err(NoTenant::Invalid));
+/// # Ok::<(), http::Error>(())
+/// ```
 #[must_use]
 pub fn host() -> FromHost {
     FromHost(())

@@ -32,6 +32,25 @@ use crate::extract::{ExtractTenant, NoTenant, TenantKey};
 ///
 /// let layer = TenantConcurrencyLayer::new(4, header("x-tenant-id").max_len(64));
 /// ```
+///
+/// What the extractor makes of a request:
+///
+/// ```
+/// use http::Request;
+/// use tower_tenant::{extract::{ExtractTenant, NoTenant}, header};
+///
+/// let by_header = header("x-tenant-id");
+/// let request = Request::builder().header("x-tenant-id", " acme ").body(())?;
+/// assert_eq!(by_header.extract(&request).as_deref(), Ok("acme"));
+///
+/// let request = Request::builder()
+///     .header("x-tenant-id", "acme")
+///     .header("x-tenant-id", "zenith")
+///     .body(())?;
+/// assert_eq!(by_header.extract(&request), Err(NoTenant::Invalid));
+/// assert_eq!(by_header.extract(&Request::new(())), Err(NoTenant::Missing));
+/// # Ok::<(), http::Error>(())
+/// ```
 #[track_caller]
 #[must_use]
 #[expect(
@@ -120,6 +139,19 @@ fn unblank(mut value: &[u8]) -> &[u8] {
 ///
 /// let layer = TenantConcurrencyLayer::new(4, extension::<Customer>());
 /// # let layer: TenantConcurrencyLayer<Customer, _> = layer;
+/// ```
+///
+/// A request without the extension names no tenant, which is also what a layer in the wrong order looks
+/// like: the layer that inserts it has to be outside this one.
+///
+/// ```
+/// use http::Request;
+/// use tower_tenant::{extension, extract::{ExtractTenant, NoTenant}};
+///
+/// let mut request = Request::new(());
+/// assert_eq!(extension::<u64>().extract(&request), Err(NoTenant::Missing));
+/// request.extensions_mut().insert(7_u64);
+/// assert_eq!(extension::<u64>().extract(&request).as_deref(), Ok(&7));
 /// ```
 #[must_use]
 pub fn extension<T>() -> FromExtension<T> {

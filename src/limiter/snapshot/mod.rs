@@ -1,8 +1,59 @@
 //! The figures of all tenants of a limiter, read one tenant after the other.
+//!
+//! [`TenantLimiter::snapshot`] copies the figures of every tracked tenant, for a report, an admin
+//! page or a test. It clones each key, so it is not made for each request: use
+//! [`stats`](TenantLimiter::stats) for one tenant,
+//! [`capacity_stats`](TenantLimiter::capacity_stats) for the sum under a capacity, and an
+//! [observer](crate::observe) for rates and durations.
+//!
+//! A snapshot blocks no request. It is therefore no picture of one moment: the figures of a tenant
+//! fit each other, those of two tenants may be read milliseconds apart, and the totals are sums of
+//! what was read.
+//!
+//! # Examples
+//!
+//! A report of the three tenants with the longest queues:
+//!
+//! ```
+//! use tower_tenant::{Overflow, TenantLimiter, limiter::snapshot::SortBy};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), tower_tenant::Rejected> {
+//! let limiter = TenantLimiter::<String>::new(1).overflow(Overflow::queue(8));
+//! let _running = limiter.acquire("acme").await?;
+//! let _waiting = tokio::spawn(limiter.acquire_owned("acme".to_owned()));
+//! tokio::task::yield_now().await;
+//!
+//! let snapshot = limiter.snapshot();
+//! let report: Vec<String> = snapshot
+//!     .top(3, SortBy::Waiting)
+//!     .iter()
+//!     .map(|row| format!("{}: {} of {}, {} waiting", row.tenant, row.in_flight, row.limit, row.waiting))
+//!     .collect();
+//! assert_eq!(report, ["acme: 1 of 1, 1 waiting"]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! With the feature `serde` a snapshot is one map of JSON:
+//!
+//! ```
+//! # #[cfg(all(feature = "serde", feature = "inspect"))] {
+//! use tower_tenant::TenantLimiter;
+//!
+//! let limiter = TenantLimiter::<String>::new(4);
+//! let _permit = limiter.try_acquire("acme");
+//!
+//! let json = serde_json::to_value(limiter.snapshot()).unwrap_or_default();
+//! assert_eq!(json["in_flight"], 1);
+//! assert_eq!(json["tenants"][0]["tenant"], "acme");
+//! assert_eq!(json["tenants"][0]["limit"], 4);
+//! # }
+//! ```
 
 mod fair_share;
 
-use std::{cmp::Reverse, ops::Deref, time::Duration};
+use std::{cmp::Reverse, fmt, ops::Deref, time::Duration};
 
 use crate::{
     limiter::{TenantLimiter, snapshot::fair_share::FairShares, state::State, stats::Stats},
@@ -113,6 +164,20 @@ pub struct Figures {
 }
 
 /// A figure of a tenant to sort by.
+///
+/// [`as_str`](Self::as_str) is the name of the field, and `FromStr` parses it, as for a query
+/// parameter.
+///
+/// # Examples
+///
+/// ```
+/// use tower_tenant::limiter::snapshot::SortBy;
+///
+/// let column: SortBy = "oldest_wait".parse()?;
+/// assert_eq!(column, SortBy::OldestWait);
+/// assert_eq!(column.as_str(), "oldest_wait");
+/// # Ok::<(), tower_tenant::UnknownName>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SortBy {
@@ -147,6 +212,13 @@ names!(SortBy {
     Rejected = "rejected",
     Idle = "idle",
 });
+
+/// Writes the name that [`as_str`](SortBy::as_str) returns.
+impl fmt::Display for SortBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
 
 impl<K> TenantLimiter<K> {
     /// Returns the figures of all tracked tenants, and their totals.
@@ -210,6 +282,8 @@ impl<K> Snapshot<K> {
     /// Returns the `n` tenants with the largest figures in `column`, the largest first.
     ///
     /// Tenants whose figure is `None` come last. Equal ones are in the order of `tenants`.
+    ///
+    /// It takes time in proportion to the number of tenants, and sorts only `n` of them.
     #[must_use]
     pub fn top(&self, n: usize, column: SortBy) -> Vec<&TenantSnapshot<K>> {
         top_of(&self.tenants.iter().collect::<Vec<_>>(), n, column)

@@ -1,6 +1,35 @@
 //! An observer that records metrics through the `metrics` facade.
+//!
+//! [`Metrics`] has what an alert needs: how many requests are in flight, waiting and rejected, and
+//! how long they wait, over all tenants. [`TenantMetrics`] adds who is rejected, for a bounded
+//! number of tenants at a time. Both are [observers](crate::observe::Observer); combine them as a
+//! pair. They work with any recorder of the [`metrics`](https://docs.rs/metrics) facade. The file
+//! `docs/operations.md` of the repository has alerts on these metrics.
+//!
+//! # Examples
+//!
+//! ```
+//! use metrics_exporter_prometheus::PrometheusBuilder;
+//! use tower_tenant::{TenantLimiter, observe::metrics::{Metrics, TenantMetrics}};
+//!
+//! let recorder = PrometheusBuilder::new().build_recorder();
+//! let handle = recorder.handle();
+//! metrics::with_local_recorder(&recorder, || {
+//!     let of_tenants = TenantMetrics::new("api", 20, |tenant: &String| tenant.clone());
+//!     let limiter = TenantLimiter::builder(1)
+//!         .observer((Metrics::new("api"), of_tenants))
+//!         .build();
+//!     let _permit = limiter.try_acquire("acme");
+//!     assert!(limiter.try_acquire("acme").is_err());
+//!
+//!     let text = handle.render();
+//!     assert!(text.contains(r#"tower_tenant_in_flight{limiter="api"} 1"#));
+//!     assert!(text.contains(r#"tower_tenant_rejected_total{limiter="api",reason="at_limit"} 1"#));
+//!     assert!(text.contains(r#"tower_tenant_rejected_by_tenant_total{limiter="api",tenant="acme"} 1"#));
+//! });
+//! ```
 
-mod table;
+mod names;
 mod tenants;
 
 use std::{
@@ -13,7 +42,7 @@ use metrics::{Counter, Gauge, Histogram};
 
 pub use self::tenants::TenantMetrics;
 use crate::{
-    observe::{Event, Observer, Outcome, metrics::table::Metric},
+    observe::{Event, Observer, Outcome, metrics::names::Metric},
     rejected::{RejectReason, Rejected},
 };
 
@@ -77,35 +106,45 @@ impl Metrics {
     /// Install the recorder first: metrics created before it are not recorded.
     #[must_use]
     pub fn new(limiter: impl Into<String>) -> Self {
-        table::describe();
+        names::describe();
         let limiter = limiter.into();
         let of = [limiter.as_str()];
         let reasons = |metric: Metric| {
             RejectReason::ALL.map(|reason| (reason, metric.counter(&[&limiter, reason.as_str()])))
         };
         Self {
-            in_flight: Level::new(table::IN_FLIGHT.gauge(&of)),
-            waiting: Level::new(table::WAITING.gauge(&of)),
-            tracked: Level::new(table::TRACKED.gauge(&of)),
-            admitted: table::ADMITTED.counter(&of),
-            rejected: reasons(table::REJECTED),
-            would_reject: reasons(table::WOULD_REJECT),
-            would_queue: table::WOULD_QUEUE.counter(&of),
-            cancelled_in_queue: table::CANCELLED.counter(&[&limiter, "queue"]),
-            cancelled_running: table::CANCELLED.counter(&[&limiter, "running"]),
-            expired: table::EXPIRED.counter(&of),
-            evicted: table::EVICTED.counter(&of),
-            wait: table::WAIT.histogram(&of),
+            in_flight: Level::new(names::IN_FLIGHT.gauge(&of)),
+            waiting: Level::new(names::WAITING.gauge(&of)),
+            tracked: Level::new(names::TRACKED.gauge(&of)),
+            admitted: names::ADMITTED.counter(&of),
+            rejected: reasons(names::REJECTED),
+            would_reject: reasons(names::WOULD_REJECT),
+            would_queue: names::WOULD_QUEUE.counter(&of),
+            cancelled_in_queue: names::CANCELLED.counter(&[&limiter, "queue"]),
+            cancelled_running: names::CANCELLED.counter(&[&limiter, "running"]),
+            expired: names::EXPIRED.counter(&of),
+            evicted: names::EVICTED.counter(&of),
+            wait: names::WAIT.histogram(&of),
             hold: None,
             limiter,
         }
     }
 
     /// Also records how long permits are held, which reads the clock two more times per request.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_tenant::{TenantLimiter, observe::metrics::Metrics};
+    ///
+    /// let limiter = TenantLimiter::<u64>::builder(4)
+    ///     .observer(Metrics::new("api").hold_times())
+    ///     .build();
+    /// ```
     #[must_use]
     pub fn hold_times(self) -> Self {
         Self {
-            hold: Some(table::HOLD.histogram(&[&self.limiter])),
+            hold: Some(names::HOLD.histogram(&[&self.limiter])),
             ..self
         }
     }

@@ -9,7 +9,7 @@ use std::{
 use metrics::Counter;
 
 use crate::{
-    observe::{Event, Observer, metrics::table},
+    observe::{Event, Observer, metrics::names},
     util::{key::Name, sync::lock_std},
 };
 
@@ -32,6 +32,19 @@ const OTHER: &str = "_other";
 /// limiter is closed, counts as `_other`, so that made-up names get no label.
 ///
 /// The facade cannot remove a series. If the exporter supports an idle timeout, enable it.
+///
+/// # Examples
+///
+/// ```
+/// use tower_tenant::{TenantLimiter, observe::metrics::TenantMetrics};
+///
+/// // At most 50 series of each metric; a label that shows the plan, not the secret key.
+/// let by_plan = TenantMetrics::new("api", 50, |key: &String| {
+///     key.split('-').next().unwrap_or_default().to_owned()
+/// });
+/// let limiter = TenantLimiter::builder(4).observer(by_plan).build();
+/// # drop(limiter.try_acquire("pro-123"));
+/// ```
 pub struct TenantMetrics<K> {
     limiter: String,
     name: Box<Name<K>>,
@@ -57,7 +70,7 @@ impl<K> TenantMetrics<K> {
     where
         F: Fn(&K) -> String + Send + Sync + 'static,
     {
-        table::describe();
+        names::describe();
         let limiter = limiter.into();
         Self {
             other: TenantCounters::new(&limiter, OTHER),
@@ -104,8 +117,8 @@ impl<K> TenantMetrics<K> {
 impl TenantCounters {
     fn new(limiter: &str, tenant: &str) -> Self {
         Self {
-            queued: table::TENANT_QUEUED.counter(&[limiter, tenant]),
-            rejected: table::TENANT_REJECTED.counter(&[limiter, tenant]),
+            queued: names::TENANT_QUEUED.counter(&[limiter, tenant]),
+            rejected: names::TENANT_REJECTED.counter(&[limiter, tenant]),
         }
     }
 }

@@ -1,4 +1,44 @@
 //! The state of one tenant, and the handle that keeps it alive.
+//!
+//! # Life
+//!
+//! 1. [`State::track`](crate::limiter::state::State::track) makes an entry, which is closed to
+//!    requests by its limit of 0, sets its limit, and adds it to the table under the lock of its
+//!    shard, unless the settings have changed since.
+//! 2. Requests take and release slots of its gate. Each holds a [`TenantHandle`].
+//! 3. A sweep that finds it idle notes when, in `idle_since`.
+//! 4. A later sweep, or a new tenant that finds the table full, removes it, if the table has the
+//!    last reference; see [`table`](crate::tenant::table).
+//!
+//! # Who may change what
+//!
+//! | field | by | ordering |
+//! |---|---|---|
+//! | `gate` | requests and setters, as [`gate`](crate::gate) says | its own |
+//! | `extra` | no one, once the entry is shared; `is_untracked` is set before that | |
+//! | `extra.share` | requests and setters, as [`pool`](crate::capacity::pool) says | its own |
+//! | `extra.counts` | each admission and rejection | Relaxed: sums that guard nothing |
+//! | `idle_since` to 0 | each release, before the gate | Relaxed |
+//! | `idle_since` to a time | a sweep, which holds the lock of the shard | Relaxed exchange |
+//! | `rejections` | each rejection | Relaxed load and store, see [`retry_after`](crate::util::retry_after) |
+//!
+//! `idle_since` may be Relaxed because it only delays: an entry is evicted by its reference count,
+//! and a 0 that a sweep has not seen yet is written before the release of the reference, which the
+//! sweep does see.
+//!
+//! # The steps of a release
+//!
+//! [`Entry::release_and`] subtracts the request in the gate. Unless a flag or a waiter asks for
+//! more, that is all. Otherwise, in this order: the slot goes to the next waiter (under the locks
+//! of the gate or the pool), the observer is told, drains are notified. So an observer never delays
+//! the next request. A drain is woken after the last event; one that is polled for another reason
+//! may find the gate idle a moment before that event.
+//!
+//! # Without and with a shared capacity
+//!
+//! Each operation that takes, releases or waits for a slot has two forms: that of the [`Gate`], and
+//! that of the [`Share`], which takes the slot of the pool along. This file is the only one that
+//! chooses between them.
 
 #[cfg(all(test, not(tenant_loom)))]
 mod tests;
@@ -15,7 +55,7 @@ use crate::{
         state::{GateState, Rule},
         waiter::Waiter,
     },
-    observe::{Event, TenantRef},
+    observe::{Event, dispatch::TenantRef},
     rejected::{RejectReason, Rejected},
     tenant::{
         budget::{Budget, Use},
@@ -30,6 +70,9 @@ use crate::{
 };
 
 /// The state of one tenant.
+///
+/// It knows neither the key of its tenant nor the type of that key, which are in the payload of its
+/// [`Node`]. So permits, bodies and futures can hold it without a type parameter.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) gate: Gate,
@@ -54,6 +97,7 @@ pub(crate) struct Optional {
 }
 
 impl Optional {
+    /// Makes the optional parts of an entry that will be in the table.
     pub(crate) fn new(
         share: Option<Share<TenantHandle>>,
         counts: Option<Counts>,
@@ -97,10 +141,12 @@ impl Entry {
         }
     }
 
+    /// Returns the share of the tenant in the shared capacity, if the limiter has one.
     pub(crate) fn share(&self) -> Option<&Share<TenantHandle>> {
         self.extra.as_ref()?.share.as_ref()
     }
 
+    /// Returns the counts of the tenant, if the limiter counts requests.
     pub(crate) fn counts(&self) -> Option<&Counts> {
         self.extra.as_ref()?.counts.as_ref()
     }
@@ -139,6 +185,8 @@ impl Entry {
         self.gate.change(GateState::without_limit, ALWAYS);
     }
 
+    /// Returns whether the entry is that of a single request, which found the table full in a dry
+    /// run.
     fn is_untracked(&self) -> bool {
         self.extra.as_ref().is_some_and(|extra| extra.is_untracked)
     }
@@ -197,6 +245,8 @@ impl Entry {
         }
     }
 
+    /// Rejects and counts a request, unless an observer has to be told: the caller may hold the
+    /// lock of a shard.
     #[cold]
     fn reject_unobserved(&self, max_queued: usize, state: GateState) -> Option<Rejected> {
         if self.context.has_observer() || self.budget_to_ask(state).is_some() {
@@ -248,6 +298,7 @@ impl Entry {
         })
     }
 
+    /// Returns whether a request of the tenant is in flight or queued.
     pub(crate) fn is_busy(&self) -> bool {
         !self.gate.state().is_idle()
     }
@@ -272,6 +323,8 @@ impl Entry {
         }
     }
 
+    /// Does what remains of a release after the subtraction; out of line, since most releases need
+    /// nothing.
     #[cold]
     fn follow_up(&self, report: impl FnOnce()) {
         self.then_notify(|| {
@@ -294,7 +347,7 @@ impl Entry {
     fn then_notify<R>(&self, change: impl FnOnce() -> R) -> R {
         let result = change();
         if self.gate.disarm_drain() {
-            self.context.notify_idle();
+            self.context.drains.notify();
         }
         result
     }
@@ -359,6 +412,7 @@ impl Entry {
         self.change(change, ALWAYS);
     }
 
+    /// Changes the state of the gate, rejects or admits waiters accordingly, and wakes them.
     fn change(
         &self,
         change: impl Fn(GateState) -> GateState,
@@ -488,6 +542,9 @@ pub(crate) trait Payload: Any + Send + Sync {
 }
 
 /// The payload of a tenant in the table.
+///
+/// The key is wrapped, since it is user code: a panic of its drop is contained, and its drop runs
+/// without a lock.
 #[derive(Debug)]
 pub(crate) struct TrackedKey<K> {
     pub(crate) tenant: Tenant<K>,
@@ -506,12 +563,15 @@ impl<K: Send + Sync + 'static> Payload for TrackedKey<K> {
 impl Payload for AnonymousKey {}
 
 impl<T> Node<T> {
+    /// Puts an entry and its payload into one node.
     pub(crate) fn new(entry: Entry, payload: T) -> Self {
         Self { entry, payload }
     }
 }
 
 impl<K> Tracked<K> {
+    /// Makes the node of a tenant. `hash` is that of the table, kept so that no code of the user
+    /// runs when the table grows or the node is removed.
     pub(crate) fn of_tenant(tenant: Tenant<K>, hash: u64, entry: Entry) -> Self {
         let read_only_refs = AtomicUsize::new(0);
         let payload = TrackedKey {
@@ -540,6 +600,9 @@ impl<K: 'static> Tracked<K> {
 /// A reference to an entry, whatever the type of its payload.
 ///
 /// An entry that has such a reference is never evicted.
+///
+/// It is both what a request queues with, as the [`Ticket`] of its tenant in the scheduler, and
+/// what a permit releases. Cloning it is one atomic increment.
 #[derive(Clone)]
 pub(crate) struct TenantHandle(Erased);
 

@@ -11,6 +11,14 @@
 //! | `RUNNING` | `OFF` | the task, when its runtime has no time driver |
 //! | any | `STOPPED` | a new [`Evictor`] |
 //! | any | `OFF` | a new [`Evictor`] that allows no task |
+//!
+//! The task holds the limiter weakly, and lets go of it between two shards, so the last handle can
+//! be dropped in the middle of a sweep. No lock is held across an `await`, or while a task is
+//! spawned or aborted.
+//!
+//! The state is written under the lock of `inner` and read without it by every request that may
+//! have to start the task ([`ensure`]). The race that matters is the last sweep against a first
+//! tenant: see `end`.
 
 use std::{
     sync::{
@@ -80,6 +88,7 @@ fn start<T: Sweep>(target: &Arc<T>) {
     target.sweeper().keep(number, handle);
 }
 
+/// Which task sweeps, and by which settings.
 #[derive(Debug)]
 pub(crate) struct Sweeper {
     // Written under the lock of `inner` only.
@@ -87,6 +96,7 @@ pub(crate) struct Sweeper {
     inner: Mutex<Inner>,
 }
 
+/// What the lock guards: the settings, and which task follows them.
 #[derive(Debug)]
 struct Inner {
     evictor: Evictor,
@@ -96,6 +106,7 @@ struct Inner {
 }
 
 impl Sweeper {
+    /// Creates a sweeper without a task, with the default [`Evictor`].
     pub(crate) fn new() -> Self {
         let inner = Inner {
             evictor: Evictor::default(),
@@ -108,6 +119,7 @@ impl Sweeper {
         }
     }
 
+    /// Returns the settings that are in force.
     pub(crate) fn evictor(&self) -> Evictor {
         self.with(|inner| inner.evictor)
     }
@@ -140,6 +152,7 @@ impl Sweeper {
         })
     }
 
+    /// Keeps the handle of task `number`; aborts it if new settings have come since it was spawned.
     fn keep(&self, number: u64, handle: AbortHandle) {
         let superseded = self.with(|inner| {
             if inner.number != number {
@@ -195,6 +208,7 @@ struct Task<T: Sweep> {
 }
 
 impl<T: Sweep> Task<T> {
+    /// Sweeps once per period until no tenant is tracked.
     async fn run(self, period: Duration) {
         while let Some(sleep) = timer::sleep(period) {
             sleep.await;

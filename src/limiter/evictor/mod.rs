@@ -1,5 +1,7 @@
 //! When idle tenants are evicted.
 
+pub(crate) mod task;
+
 use std::time::Duration;
 
 /// When idle tenants are evicted: by default after 30 minutes, with a sweep every 5 minutes.
@@ -46,6 +48,10 @@ impl Evictor {
     ///
     /// With [`Duration::ZERO`] each sweep evicts all idle tenants. With [`Duration::MAX`] no tenant
     /// is evicted.
+    ///
+    /// An evicted tenant loses its request counts and its retry hint, and its function for limits
+    /// is called again with its next request. So choose a time that is long beside the pauses of a
+    /// tenant that is still your customer.
     #[must_use]
     pub const fn after(ttl: Duration) -> Self {
         Self {
@@ -62,6 +68,20 @@ impl Evictor {
     /// # Panics
     ///
     /// Panics if `period` is zero: the task would sweep without a pause.
+    ///
+    /// # Examples
+    ///
+    /// A program without a runtime sweeps by itself:
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_tenant::{TenantLimiter, limiter::Evictor};
+    ///
+    /// let limiter = TenantLimiter::<u64>::builder(4)
+    ///     .evictor(Evictor::after(Duration::from_secs(60)).every(Duration::MAX))
+    ///     .build();
+    /// assert_eq!(limiter.evict_idle(), 0);
+    /// ```
     #[must_use]
     pub const fn every(self, period: Duration) -> Self {
         assert!(
