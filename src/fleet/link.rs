@@ -283,6 +283,7 @@ impl Link {
     }
 
     /// Reads a key.
+    #[allow(dead_code, reason = "for the tests, which include this file")]
     pub(crate) async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, LinkError> {
         let mut get = redis::cmd("GET");
         get.arg(key);

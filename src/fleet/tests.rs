@@ -431,7 +431,7 @@ const BUSY: Load = Load {
     tasks: 16,
     hold: 4,
     pause: 0,
-    time: Duration::from_secs(20),
+    time: Duration::from_secs(5),
 };
 
 #[tokio::test(start_paused = true)]
@@ -472,13 +472,13 @@ async fn waiting_requests_are_served_fairly_over_processes() {
     let load = Load {
         tasks: 8,
         hold: 40,
-        time: Duration::from_secs(200),
+        time: Duration::from_secs(60),
         ..BUSY
     };
     let counters = fleet.run(load).await;
     let admitted: Vec<_> = counters.admitted.iter().map(|n| n.load(SeqCst)).collect();
     let fairness = *admitted.iter().min().unwrap() as f64 / *admitted.iter().max().unwrap() as f64;
-    let utilisation = counters.total() as f64 * 40.0 / (200_000.0 * 4.0);
+    let utilisation = counters.total() as f64 * 40.0 / (60_000.0 * 4.0);
     println!("{admitted:?}: fairness {fairness:.3}, utilisation {utilisation:.3}");
     assert!(fairness >= 0.9, "{admitted:?}");
 }
@@ -493,7 +493,7 @@ async fn calls_that_are_lost_repeated_and_unanswered_exceed_no_limit() {
         }
         let load = Load {
             pause: 1,
-            time: Duration::from_secs(120),
+            time: Duration::from_secs(60),
             ..BUSY
         };
         let counters = fleet.run(load).await;
@@ -508,12 +508,12 @@ async fn a_store_that_loses_its_memory_exceeds_no_limit_while_it_learns() {
         let fleet = Processes::start(4, 8, overflow, Outage::Closed);
         let load = Load {
             pause: 1,
-            time: Duration::from_secs(120),
+            time: Duration::from_secs(60),
             ..BUSY
         };
         let run = fleet.run(load);
         let forget = async {
-            for _ in 0..4 {
+            for _ in 0..2 {
                 sleep(Duration::from_secs(23)).await;
                 let mut model = fleet.model.lock().unwrap();
                 model.tenants.clear();
@@ -532,12 +532,12 @@ async fn a_process_without_answers_admits_nothing_after_its_lease() {
         let fleet = Processes::start(4, 8, overflow, Outage::Closed);
         let load = Load {
             pause: 1,
-            time: Duration::from_secs(120),
+            time: Duration::from_secs(60),
             ..BUSY
         };
         let run = fleet.run(load);
         let stick = async {
-            for replica in 0..4 {
+            for replica in 0..3 {
                 sleep(Duration::from_secs(5)).await;
                 fleet.model.lock().unwrap().stuck.insert(replica);
                 sleep(3 * LEASE / 2).await;

@@ -130,7 +130,18 @@ mod leaves {
         assert_impl_all!(tower_tenant::inspect::InspectFuture: Send, Debug);
     };
 
+    #[cfg(feature = "redis")]
+    const _: () = {
+        use super::*;
+        assert_impl_all!(tower_tenant::fleet::Fleet<String>: Send, Sync, Unpin, Debug);
+        assert_impl_all!(tower_tenant::fleet::FleetError: Send, Sync, Unpin, Clone, Debug);
+        assert_impl_all!(tower_tenant::fleet::Outage: Send, Sync, Unpin, Copy, Debug);
+    };
+
     pub(super) const NAMES: &[&str] = &[
+        "Fleet",
+        "FleetError",
+        "Outage",
         "Grpc",
         "Inspect",
         "InspectFuture",

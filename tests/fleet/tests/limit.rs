@@ -55,7 +55,10 @@ async fn run(
             let mut seed = (TASKS * replica + task) as u64;
             let (limiter, counters, left) = (limiter.clone(), counters.clone(), left.clone());
             tasks.spawn(async move {
-                sleep(Duration::from_millis(task as u64 * (hold + pause) / TASKS as u64)).await;
+                sleep(Duration::from_millis(
+                    task as u64 * (hold + pause) / TASKS as u64,
+                ))
+                .await;
                 while left
                     .fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1))
                     .is_ok()
