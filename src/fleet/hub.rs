@@ -115,7 +115,7 @@ impl<K> Hub<K> {
             .then(|| self.outage.part(limit))
     }
 
-    /// Returns whether the limiter is closed, so that parts are given back.
+    /// Returns whether the limiter is closed, so that parts are returned.
     pub(crate) fn is_closing(&self) -> bool {
         self.is_closing.load(Ordering::Acquire)
     }

@@ -63,7 +63,7 @@ impl<K> Leases<K> {
             }
         }
         for number in todo.gone {
-            // The statement that follows finds no entry, and gives the part back.
+            // The statement that follows finds no entry, and returns the part.
             if let Some(name) = self.names.remove(&number) {
                 self.hasten(&name, now);
             }
@@ -112,7 +112,7 @@ impl<K> Leases<K> {
         }
     }
 
-    /// Gives back at once what is unused of the lease of a tenant.
+    /// Returns at once what is unused of the lease of a tenant.
     pub(crate) fn recall(&mut self, name: &[u8], now: Instant) {
         if let Some(lease) = self.by_name.get_mut(name) {
             lease.is_recalled = true;

@@ -144,7 +144,7 @@ pub(crate) enum LinkError {
     /// The connection was lost, or thrown away because this server cannot serve now. The call may
     /// have been executed.
     Lost(String),
-    /// The server refused the call. The connection is kept.
+    /// The server rejected the call. The connection is kept.
     Server(String),
 }
 
@@ -154,7 +154,7 @@ impl fmt::Display for LinkError {
             Self::Down => f.write_str("there is no connection"),
             Self::Timeout => f.write_str("no reply came in time"),
             Self::Lost(text) => write!(f, "the connection was lost: {text}"),
-            Self::Server(text) => write!(f, "the server refused: {text}"),
+            Self::Server(text) => write!(f, "the server rejected the call: {text}"),
         }
     }
 }
@@ -808,7 +808,7 @@ impl Connection {
         &mut self,
         first: &Cmd,
         second: &Cmd,
-        route: &[u8],
+        #[cfg_attr(not(feature = "redis-cluster"), expect(unused_variables))] route: &[u8],
     ) -> RedisResult<redis::Value> {
         match self {
             Self::Single(connection) => {

@@ -31,8 +31,7 @@ use crate::{
 
 /// Shares the limits of tenants with other processes, through Redis or Valkey.
 ///
-/// All processes with the same [`prefix`](Self::prefix) and number of [`buckets`](Self::buckets) on
-/// one store are a fleet: over all of them, no more requests of a tenant are in flight than its
+/// All processes with the same [`prefix`](Self::prefix) on one store are a fleet: over all of them, no more requests of a tenant are in flight than its
 /// limit. What all tenants of one process share, such as its
 /// [`capacity`](TenantLimiterBuilder::capacity), stays its own.
 ///

@@ -146,7 +146,7 @@ where
         self.leases.hasten_all(now);
     }
 
-    /// Begins to give everything back once the limiter is closed.
+    /// Begins to return everything once the limiter is closed.
     fn see_close(&mut self, now: Instant) {
         if !self.is_closing && self.hub.is_closing() {
             self.is_closing = true;
@@ -202,15 +202,22 @@ where
         let is_closing = self.is_closing;
         let lease = self.leases.get_mut(name)?;
         // What an outage has allowed ends with it.
-        let gives_back = is_closing || !(in_outage || lease.is_valid(now));
+        let returns_part = is_closing || !(in_outage || lease.is_valid(now));
         let key = Arc::clone(&lease.key);
         let period = heartbeat(self.lease);
         let found = with_entry(state, &key, |entry, budget| {
-            read(entry, budget, lease, gives_back, is_closing, (now, period))
+            read(
+                entry,
+                budget,
+                lease,
+                returns_part,
+                is_closing,
+                (now, period),
+            )
         });
         let (figures, reading) = match found {
             Some((figures, reading)) => (figures, Some(reading)),
-            // The tenant is not tracked: all of it is given back.
+            // The tenant is not tracked: all of it is returned.
             None if lease.grant == 0 && lease.seq > 0 || !lease.is_valid(now) => {
                 self.leases.remove(name);
                 return None;
@@ -297,7 +304,7 @@ where
         }
     }
 
-    /// Gives back what is leased for tenants without a request in flight.
+    /// Returns what is leased for tenants without a request in flight.
     async fn leave(&mut self) {
         let gone = self.hub.take().gone;
         let names = self.leases.take_unused(gone);
@@ -353,7 +360,7 @@ fn read<K>(
     entry: &Entry,
     budget: &Budget,
     lease: &mut Lease<K>,
-    gives_back: bool,
+    returns_part: bool,
     is_closing: bool,
     beat: (Instant, Duration),
 ) -> (Figures, u64) {
@@ -362,7 +369,7 @@ fn read<K>(
     let part = budget.part();
     let is_unused = before.waiting() == 0 && before.in_flight() < part;
     let idle = lease.beat(is_unused, beat.0, beat.1);
-    if std::mem::take(&mut lease.is_recalled) || gives_back {
+    if std::mem::take(&mut lease.is_recalled) || returns_part {
         freeze(entry, budget);
     } else if lease.how == Use::Tight && is_unused {
         entry.set_part(budget.limit(), before.in_flight(), lease.how);

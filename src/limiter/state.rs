@@ -68,7 +68,7 @@ pub(crate) trait Fleet<K>: Send + Sync {
     /// Gives the fleet the state of the limiter that it was built into.
     fn attach(&self, state: sync::Weak<State<K>>);
 
-    /// Gives parts of limits back, from now on with each release.
+    /// Returns parts of limits, from now on with each release.
     fn close(&self);
 
     /// Sets or clears the limit of one tenant for all processes.

@@ -88,7 +88,7 @@ async fn a_server_that_comes_later_is_found() {
     let mut server = Server::stopped(&[]);
     let (link, _notices, _) = open(settings(server.url()));
     let health = until(&link, |health| health.state == LinkState::Down).await;
-    assert!(health.failure.unwrap().contains("refused"));
+    assert!(health.failure.unwrap().contains("os error 111"));
     assert_decided_at_once(&link).await;
     server.spawn();
     until(&link, |health| health.state == LinkState::Up).await;
