@@ -202,6 +202,10 @@ impl GateState {
     }
 
     /// Replaces whether every request must take the slow path.
+    #[cfg_attr(
+        not(feature = "redis"),
+        allow(dead_code, reason = "used by a fleet only")
+    )]
     pub(crate) fn with_slow_path(self, needs_slow_path: bool) -> Self {
         let slow = if needs_slow_path { NEEDS_SLOW_PATH } else { 0 };
         Self(self.0 & !NEEDS_SLOW_PATH | slow)

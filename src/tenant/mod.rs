@@ -25,6 +25,10 @@
 //! of drains and the mutex of a waiter are taken with no other lock of this module held. The pool
 //! lock and the queue lock of a gate are never taken under any of these.
 
+#[cfg_attr(
+    not(feature = "redis"),
+    allow(dead_code, reason = "used by a fleet only")
+)]
 pub(crate) mod budget;
 pub(crate) mod context;
 pub(crate) mod drains;

@@ -393,6 +393,10 @@ impl Entry {
     }
 
     /// Sets the limit over the fleet, the part of it that this process may use, and how.
+    #[cfg_attr(
+        not(feature = "redis"),
+        allow(dead_code, reason = "used by a fleet only")
+    )]
     pub(crate) fn set_part(&self, limit: usize, part: usize, how: Use) {
         let Some(budget) = self.budget() else { return };
         let needs_slow_path = self.context.needs_slow_path()
